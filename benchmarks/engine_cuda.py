@@ -14,7 +14,7 @@ from collections import deque
 
 import torch
 
-from clearhead.backends import Guest, PagedDecoder, pack_network
+from clearhead.backends import PagedDecoder, SeatedSequence, pack_network
 from clearhead.cache import PackedLayout, PagePool, PageStorage, PageTable
 from clearhead.families import preset
 from clearhead.model import Transformer
@@ -85,7 +85,9 @@ def read_prompts(decoder, prompts, tables, options):
         if seats:
             decoder.seats.assign(
                 [
-                    Guest(seat=seat, num_tokens=len(prompts[seat]), pages=tables[seat].pages, options=options[seat])
+                    SeatedSequence(
+                        seat=seat, num_tokens=len(prompts[seat]), pages=tables[seat].pages, options=options[seat]
+                    )
                     for seat in seats
                 ]
             )

@@ -20,7 +20,7 @@ docs/fast-path.md explains how they work and how they are verified.
 from clearhead.backends.capability import unsupported_reason
 from clearhead.backends.cpu import AcceleratedStack, accelerate, has_independent_rows
 from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
-from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, Guest, PagedDecoder, fused_linear
+from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, PagedDecoder, SeatedSequence, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
 from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.lowering_projections import Projection
@@ -62,7 +62,6 @@ __all__ = [
     "Bits",
     "GraphDecoder",
     "GraphLayer",
-    "Guest",
     "NormModule",
     "PackedLinear",
     "PackedMatrix",
@@ -70,6 +69,7 @@ __all__ = [
     "PackedWeight",
     "PagedDecoder",
     "Projection",
+    "SeatedSequence",
     "accelerate",
     "build_in_background",
     "choose_bits",

@@ -253,7 +253,7 @@ class Engine:
         return events
 
     def _roll_back(self, items: Sequence[ScheduledTokens]) -> None:
-        """Undo the scheduling of tokens that were not run, or of which that is not certain."""
+        """Undo the scheduling of tokens that the network has not read, or may not have read."""
         for item in items:
             sequence = item.sequence
             if sequence.table is not None:

@@ -14,7 +14,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from clearhead.backends import AsyncTokens, Guest, PagedDecoder, triton_available, unsupported_network_reason
+from clearhead.backends import AsyncTokens, PagedDecoder, SeatedSequence, triton_available, unsupported_network_reason
 from clearhead.cache import PageCopy, PageStorage, PageTable
 from clearhead.engine.batch import PackedBatch, source_layout, upload
 from clearhead.engine.executor import Pending, encode_sources
@@ -153,17 +153,17 @@ class GraphExecutor:
 
     def _seat(self, sequences: list[EngineSequence], logits: Tensor) -> _Tokens:
         """Give seats to sequences whose prompt has been read, and choose their first tokens from logits (S, V)."""
-        guests = [self._take_seat(sequence) for sequence in sequences]
-        self.decoder.seats.assign(guests)
-        tokens = self.decoder.choose(logits, [guest.seat for guest in guests])
+        seated = [self._take_seat(sequence) for sequence in sequences]
+        self.decoder.seats.assign(seated)
+        tokens = self.decoder.choose(logits, [each.seat for each in seated])
         return _Tokens(sequences, tokens, _kept_logits(sequences, logits))
 
-    def _take_seat(self, sequence: EngineSequence) -> Guest:
+    def _take_seat(self, sequence: EngineSequence) -> SeatedSequence:
         """Give a free seat to a sequence, and return the values of the seat's fields."""
         assert sequence.table is not None
         seat = self.free_seats.pop()
         self.seats[sequence], self.num_pages[sequence] = seat, len(sequence.table.pages)
-        return Guest(
+        return SeatedSequence(
             seat=seat,
             num_tokens=sequence.num_tokens,
             pages=sequence.table.page_numbers,

@@ -4,9 +4,6 @@ Mixtral, Granite-MoE, OLMoE, Qwen2-MoE and gpt-oss. Sources: Jiang et al. 2024; 
 Team 2024; OpenAI 2025; transformers' classes, and the config.json of the releases that the presets name.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 from clearhead.architecture import RmsNorm
 from clearhead.families.decoder_experts import ExpertRow, ExpertSetting
 from clearhead.families.decoder_row import FULL, WINDOWED, DecoderRow, NormedHeads, Rotary, Setting, Windows
@@ -133,10 +130,6 @@ def _qwen_windows(settings: Settings, num_layers: int) -> list[str]:
 def _qwen_sparse_layers(settings: Settings, num_layers: int) -> list[bool]:
     step, only_dense = settings.integer("decoder_sparse_step", 1, at_least=1), settings.array("mlp_only_layers")
     return [index not in only_dense and (index + 1) % step == 0 for index in range(num_layers)]
-
-
-def _write_qwen_sparse_layers(sparse: Sequence[bool]) -> dict[str, Any]:
-    return {"mlp_only_layers": [index for index, is_sparse in enumerate(sparse) if not is_sparse]}
 
 
 def _prepare_qwen(settings: Settings) -> Settings:

@@ -50,13 +50,6 @@ class Fields:
             raise ClearheadError(f"{name} is {quote(value)}; it must be an integer")
         return value
 
-    def optional_number(self, name: str) -> float | None:
-        """Return a number, or None."""
-        value = self._get(name)
-        if value is not None and type(value) not in (int, float):
-            raise ClearheadError(f"{name} is {quote(value)}; it must be a number")
-        return value
-
     def text(self, name: str, default: str | None = None) -> str:
         """Return a text field; without a default it is required."""
         value = self._get(name)

@@ -53,7 +53,7 @@ def _build(seed: int) -> Transformer:
 
 @torch.no_grad()
 def _count_layer(seed: int, one_token: bool) -> dict[str, list[int]]:
-    """Run one layer and return FLOPs and numbers moved of each operation, as counted below PyTorch's operators."""
+    """Run one layer and return the FLOPs and moved numbers of each operation, as counted below PyTorch's operators."""
     network, tokens = _build(seed), torch.randint(0, 64, (BATCH, LENGTH), generator=random_generator(seed))
     cache = KeyValueCache(network.config) if one_token else None
     if cache is not None:

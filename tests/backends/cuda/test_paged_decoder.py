@@ -9,7 +9,7 @@ from clearhead.backends.cuda import mixture
 from clearhead.backends.cuda.paged_decoder import PagedDecoder
 from clearhead.backends.cuda.paged_steps import DecodeStep
 from clearhead.backends.cuda.sampler import Sampler
-from clearhead.backends.cuda.seats import Guest
+from clearhead.backends.cuda.seats import SeatedSequence
 from clearhead.backends.modules import pack_network
 from clearhead.cache import PackedCache, PackedLayout, PagePool, PageStorage
 from clearhead.errors import ClearheadError
@@ -138,7 +138,7 @@ def test_a_step_over_pages_gives_the_logits_of_the_modules(name, bits, batch):
     inputs = ours.append(tokens[:, None].tolist())
     decoder.seats.assign(
         [
-            Guest(seat=seat, num_tokens=table.num_tokens, pages=table.pages, options=SamplingOptions())
+            SeatedSequence(seat=seat, num_tokens=table.num_tokens, pages=table.pages, options=SamplingOptions())
             for seat, table in zip(seats, ours.tables, strict=True)
         ]
     )
@@ -164,7 +164,7 @@ def test_long_sequences_are_divided_into_spans():
         inputs = pages.append([[7], [8], [9]])
     decoder.seats.assign(
         [
-            Guest(seat=seat, num_tokens=table.num_tokens, pages=table.pages, options=SamplingOptions())
+            SeatedSequence(seat=seat, num_tokens=table.num_tokens, pages=table.pages, options=SamplingOptions())
             for seat, table in enumerate(ours.tables)
         ]
     )

@@ -8,7 +8,7 @@ import torch
 from clearhead.backends.cuda.paged_decoder import PagedDecoder
 from clearhead.backends.cuda.paged_steps import DecodeStep
 from clearhead.backends.cuda.sampler import Sampler
-from clearhead.backends.cuda.seats import Guest
+from clearhead.backends.cuda.seats import SeatedSequence
 from clearhead.backends.modules import pack_network
 from clearhead.cache import PagePool, PageStorage
 from clearhead.families import preset
@@ -96,8 +96,8 @@ class Texts:
         return torch.stack(rows)
 
     def take_seats(self, seats, tokens):
-        guests = [
-            Guest(
+        sequences = [
+            SeatedSequence(
                 seat=seat,
                 num_tokens=table.num_tokens,
                 pages=table.pages,
@@ -107,7 +107,7 @@ class Texts:
             )
             for seat, table, source_table in zip(seats, self.tables, self.source_tables, strict=True)
         ]
-        self.decoder.seats.assign(guests)
+        self.decoder.seats.assign(sequences)
         self.decoder.seats.token[seats] = tokens
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.backends.cuda.sampler import Sampler
-from clearhead.backends.cuda.seats import Guest, Seats
+from clearhead.backends.cuda.seats import SeatedSequence, Seats
 from clearhead.options import SamplingOptions
 from clearhead.sampling import SamplingParameters, TokenCounts, next_tokens
 
@@ -44,7 +44,7 @@ def compare(options, logits, steps, tokens=()):
     order = random.Random(0).sample(range(count + 2), count)
     seats.assign(
         [
-            Guest(seat=seat, num_tokens=9, pages=[1], options=option, num_generated=step, tokens=text)
+            SeatedSequence(seat=seat, num_tokens=9, pages=[1], options=option, num_generated=step, tokens=text)
             for seat, option, step, text in zip(order, options, steps, tokens, strict=True)
         ]
     )
@@ -94,7 +94,7 @@ def test_penalties_biases_and_a_minimum_length_are_those_of_the_reference():
 def test_a_chosen_token_counts_in_the_next_step():
     seats = Seats(2, 4, 10, DEVICE)
     options = SamplingOptions(frequency_penalty=2.0)
-    seats.assign([Guest(seat=1, num_tokens=1, pages=[0], options=options, tokens=[0])])
+    seats.assign([SeatedSequence(seat=1, num_tokens=1, pages=[0], options=options, tokens=[0])])
     logits = torch.tensor([[0, 0, 0, 3.0, 0, 2.0, 0, 0, 0, 0]], device=DEVICE)
     sampler = Sampler(seats, 1, adjust=True)
     active = torch.tensor([1], dtype=torch.int32, device=DEVICE)
@@ -105,11 +105,11 @@ def test_a_chosen_token_counts_in_the_next_step():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_give_no_token(value, temperature):
     seats = Seats(2, 4, 20, DEVICE)
-    guests = [
-        Guest(seat=seat, num_tokens=1, pages=[0], options=SamplingOptions(temperature=temperature, seed=0))
+    sequences = [
+        SeatedSequence(seat=seat, num_tokens=1, pages=[0], options=SamplingOptions(temperature=temperature, seed=0))
         for seat in range(2)
     ]
-    seats.assign(guests)
+    seats.assign(sequences)
     logits = torch.zeros(2, 20, device=DEVICE)
     logits[1, 7] = value
     tokens = Sampler(seats, 2, adjust=False).choose(logits, torch.tensor([0, 1], dtype=torch.int32, device=DEVICE))

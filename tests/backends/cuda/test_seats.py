@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from clearhead.backends.cuda.seats import Guest, Seats
+from clearhead.backends.cuda.seats import SeatedSequence, Seats
 from clearhead.options import SamplingOptions
 
 VOCAB_SIZE = 20
@@ -29,7 +29,7 @@ CHANGES = {
 
 def buffers(options: SamplingOptions) -> list[torch.Tensor]:
     seats = Seats(num_seats=2, max_pages=4, vocab_size=VOCAB_SIZE, device=torch.device("cpu"))
-    seats.assign([Guest(seat=1, num_tokens=3, pages=[0], options=options, tokens=[4, 5, 6])])
+    seats.assign([SeatedSequence(seat=1, num_tokens=3, pages=[0], options=options, tokens=[4, 5, 6])])
     zeros = torch.zeros(2, VOCAB_SIZE)
     optional = [zeros if each is None else each.float() for each in (seats.counts, seats.bias)]
     return [seats.integers.double(), seats.numbers.double(), *optional]

@@ -29,6 +29,6 @@ from clearhead.backends.cuda.decoder import GraphDecoder
 from clearhead.backends.cuda.launch import fused_linear
 from clearhead.backends.cuda.layers import GraphLayer
 from clearhead.backends.cuda.paged_decoder import PagedDecoder
-from clearhead.backends.cuda.seats import Guest
+from clearhead.backends.cuda.seats import SeatedSequence
 
-__all__ = ["AsyncTokens", "GraphDecoder", "GraphLayer", "Guest", "PagedDecoder", "fused_linear"]
+__all__ = ["AsyncTokens", "GraphDecoder", "GraphLayer", "PagedDecoder", "SeatedSequence", "fused_linear"]

@@ -1,7 +1,7 @@
 """Decode many sequences on an NVIDIA GPU: keys and values in pages, one captured step per batch size, kept for reuse.
 
     decoder = PagedDecoder(network, storage, num_seats=256)
-    decoder.seats.assign([Guest(seat=0, num_tokens=len(prompt), pages=table.pages, options=options)])
+    decoder.seats.assign([SeatedSequence(seat=0, num_tokens=len(prompt), pages=table.pages, options=options)])
     logits = decoder.prefill(tokens, layout, last_tokens)         # packed prompts of any lengths -> (S, V)
     first = decoder.choose(logits, seats=[0])                     # AsyncTokens
     following = decoder.step(seats=[0])                           # AsyncTokens, and so on

@@ -1,6 +1,6 @@
 """Static buffers of the sequences that a GPU decodes: each buffer has an entry for every seat.
 
-    seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign(guests)
+    seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign(sequences)
 
 A captured CUDA graph reads and writes these buffers, so their addresses never change. A sequence takes a seat, which
 sets the entries of the seat, and keeps it until it ends; a step names the seats that it advances.
@@ -20,8 +20,8 @@ _IN_PROMPT, _IS_STOP = 1 << 30, 1 << 29  # bits of `counts`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guest:
-    """A sequence that takes a seat, with all that a step needs to know of it.
+class SeatedSequence:
+    """A sequence with the seat it takes, and all that a step needs to know of it.
 
     num_tokens: tokens of the sequence whose keys and values are in its pages when its next token is chosen, which is
     the length of a prompt. num_generated: how many of its tokens were generated before, after a preemption. tokens:
@@ -71,22 +71,24 @@ class Seats:
         """The number of keys of the source of each seat (num_seats,)."""
         return self.integers[_SOURCE_LENGTH]
 
-    def assign(self, guests: Sequence[Guest]) -> None:
+    def assign(self, sequences: Sequence[SeatedSequence]) -> None:
         """Write the fields and page tables of these seats."""
-        if not guests:
+        if not sequences:
             return
-        seats = self.upload([guest.seat for guest in guests])
-        integers = [_integer_fields(guest, self.vocab_size) for guest in guests]
+        seats = self.upload([sequence.seat for sequence in sequences])
+        integers = [_integer_fields(sequence, self.vocab_size) for sequence in sequences]
         self.integers[:, seats] = self.upload(integers).T
-        self.numbers[:, seats] = self.upload([_number_fields(guest.options) for guest in guests], torch.float32).T
-        self._write_tables(self.page_tables, seats, [guest.pages for guest in guests])
+        self.numbers[:, seats] = self.upload(
+            [_number_fields(sequence.options) for sequence in sequences], torch.float32
+        ).T
+        self._write_tables(self.page_tables, seats, [sequence.pages for sequence in sequences])
         if self.source_tables.shape[1]:
-            self._write_tables(self.source_tables, seats, [guest.source_pages for guest in guests])
-        for guest in guests:
-            self._adjusted.discard(guest.seat)
-            if _is_adjusted(guest.options):
-                self._adjusted.add(guest.seat)
-                self._write_adjustments(guest)
+            self._write_tables(self.source_tables, seats, [sequence.source_pages for sequence in sequences])
+        for sequence in sequences:
+            self._adjusted.discard(sequence.seat)
+            if _is_adjusted(sequence.options):
+                self._adjusted.add(sequence.seat)
+                self._write_adjustments(sequence)
 
     def add_pages(self, seats: Sequence[int], numbers: Sequence[int], pages: Sequence[int]) -> None:
         """Write entry `numbers[i]` of the page table of `seats[i]`, because its sequence has grown to another page."""
@@ -117,22 +119,22 @@ class Seats:
         tensor = torch.tensor(values, dtype=dtype)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _write_adjustments(self, guest: Guest) -> None:
+    def _write_adjustments(self, sequence: SeatedSequence) -> None:
         """Write the bias, the stop tokens and the counts of earlier tokens of a sequence."""
-        options, size = guest.options, self.vocab_size
+        options, size = sequence.options, self.vocab_size
         if self.counts is None or self.bias is None:
             self.counts = torch.zeros(self.num_seats, size, dtype=torch.int32, device=self.device)
             self.bias = torch.zeros(self.num_seats, size, dtype=torch.float32, device=self.device)
-        tokens = torch.tensor([token for token in guest.tokens if token < size] or [], dtype=torch.int64)
-        num_prompt = len(tokens) - guest.num_generated
+        tokens = torch.tensor([token for token in sequence.tokens if token < size] or [], dtype=torch.int64)
+        num_prompt = len(tokens) - sequence.num_generated
         counts = torch.bincount(tokens[num_prompt:], minlength=size).int()
         counts[tokens[:num_prompt]] |= _IN_PROMPT
         counts[list(options.stop_ids)] |= _IS_STOP
         bias = torch.zeros(size)
         for token, value in dict(options.logit_bias).items():
             bias[token] = value
-        self.counts[guest.seat].copy_(counts, non_blocking=True)
-        self.bias[guest.seat].copy_(bias, non_blocking=True)
+        self.counts[sequence.seat].copy_(counts, non_blocking=True)
+        self.bias[sequence.seat].copy_(bias, non_blocking=True)
 
 
 def _is_adjusted(options: SamplingOptions) -> bool:
@@ -140,14 +142,14 @@ def _is_adjusted(options: SamplingOptions) -> bool:
     return penalties != (1.0, 0.0, 0.0) or bool(options.logit_bias) or options.min_new_tokens > 0
 
 
-def _integer_fields(guest: Guest, vocab_size: int) -> list[int]:
-    options = guest.options
+def _integer_fields(sequence: SeatedSequence, vocab_size: int) -> list[int]:
+    options = sequence.options
     top_k = options.top_k if options.top_k is not None and options.top_k < vocab_size else 0
     # Choosing a token advances the position and the step, so the position is still that of the last token.
     fields = {
-        _TOKEN: 0, _POSITION: guest.num_tokens - 1, _STEP: guest.num_generated, _SEED: options.seed or 0,
+        _TOKEN: 0, _POSITION: sequence.num_tokens - 1, _STEP: sequence.num_generated, _SEED: options.seed or 0,
         _TOP_K: top_k, _MIN_NEW: options.min_new_tokens, _ADJUSTED: int(_is_adjusted(options)),
-        _SOURCE_LENGTH: guest.source_length,
+        _SOURCE_LENGTH: sequence.source_length,
     }  # fmt: skip
     return [fields[number] for number in range(len(fields))]
 
