@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 import clearhead
-from clearhead.architecture import Causal, Chunked, Experts, LatentAttention, Rope
+from clearhead.architecture import Causal, Chunked, Experts, LatentAttention, LongRopeScaling, Rope
 from clearhead.checkpoint import gguf_save
 from clearhead.families import GGUF_ARCHITECTURES, TinySizes, shrink
 from clearhead.families.rope import yarn_score_scale
@@ -118,8 +118,13 @@ def write_toy(path, network, architecture, tokenizer=None, file_type="f16"):
 
 def toy_network(architecture):
     """Return a network whose matrices have only values of float16."""
+    return half_precision_network(toy_config(architecture), architecture)
+
+
+def half_precision_network(config, architecture):
+    """Return a network with random weights that float16 can represent."""
     torch.manual_seed(0)
-    network = Transformer(toy_config(architecture)).eval()
+    network = Transformer(config).eval()
     redraw(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -127,3 +132,29 @@ def toy_network(architecture):
                 parameter *= 0.25  # T5 does not scale scores: llama.cpp's rounding would change large ones too much
             parameter.copy_(parameter.half().float())
     return network
+
+
+def longrope(original_context):
+    """Return a LongRoPE scaling for the heads of our toys."""
+    pairs = range(SIZES.head_width // 2)
+    return LongRopeScaling(
+        short_factors=tuple(1 + 0.25 * pair for pair in pairs),
+        long_factors=tuple(2.0 + pair for pair in pairs),
+        original_context=original_context,
+        attention_factor=1.125,  # metadata holds it in float32
+    )
+
+
+def with_scaling(config, scaling):
+    """Return a config with this rotary scaling in all layers, and no windows."""
+    layers = []
+    for layer in config.decoder.layers:
+        position = replace(layer.attention.position, scaling=scaling)
+        layers.append(replace(layer, attention=replace(layer.attention, pattern=Causal(), position=position)))
+    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
+
+
+def longrope_network(original_context, context):
+    """Return a small Phi-3 with LongRoPE."""
+    config = with_scaling(toy_config("phi3"), longrope(original_context))
+    return half_precision_network(replace(config, context=context), "phi3")

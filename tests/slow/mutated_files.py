@@ -1,6 +1,7 @@
 """Read mutated files of every kind that Clearhead reads, each in a process that may not crash, hang or grow.
 
     python -m tests.slow.mutated_files --files 100000 --jobs 2  # over all kinds
+    python -m tests.slow.mutated_files --kind "gguf*" --each 2000  # so many of every kind whose name fits
     python -m tests.slow.mutated_files --kind gguf --number 17  # one file again, in this process, with its traceback
 
 Each file must be read or refused with a ClearheadError: no crash, no other exception, at most 5 seconds of CPU time,
@@ -226,15 +227,16 @@ def read_kind(kind: Kind, num_files: int, log: Path) -> tuple[int, list[Finding]
 
 
 def read_all(
-    num_files: int, folder: Path, only: str | None = None, jobs: int = 1
+    num_files: int, folder: Path, pattern: str = "*", jobs: int = 1, each: int | None = None
 ) -> tuple[Counter[str], list[Finding]]:
-    """Read `num_files` mutated files of all kinds, or only of one; `jobs` kinds at a time."""
+    """Read `num_files` mutated files, or `each` of every kind whose name fits a pattern; `jobs` kinds at a time."""
     torch.set_num_threads(1)
-    kinds = [kind for kind in build_kinds(folder) if only in (None, kind.name)]
+    kinds = build_kinds(folder, pattern)
     counts, findings = Counter[str](kinds=len(kinds)), list[Finding]()
     ends = list(accumulate(kind.share for kind in kinds))
     borders = [0, *(round(num_files * end / ends[-1]) for end in ends)]
-    waiting = list(zip(kinds, np.diff(borders).tolist(), strict=True))[::-1]
+    shares = np.diff(borders).tolist() if each is None else [each] * len(kinds)
+    waiting = list(zip(kinds, shares, strict=True))[::-1]
     running: list[Reading] = []
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -254,13 +256,14 @@ def read_all(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=100_000, help="number of mutated files")
-    parser.add_argument("--kind", help="only this kind of file")
+    parser.add_argument("--kind", default="*", help="only kinds of files whose name fits this pattern")
+    parser.add_argument("--each", type=int, help="number of mutated files of every kind, in place of --files")
     parser.add_argument("--jobs", type=int, default=1, help="number of kinds that are read at a time")
     parser.add_argument("--number", type=int, help="only this file of a kind, in this process")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         if options.number is not None:
-            (kind,) = (kind for kind in build_kinds(Path(temporary)) if kind.name == options.kind)
+            (kind,) = build_kinds(Path(temporary), options.kind)
             name, content = mutated_content(kind, options.number)
             print(f"{name}: {content[:2000]!r}", file=sys.stderr)
             try:
@@ -269,7 +272,7 @@ def main() -> int:
                 traceback.print_exc()
             return 0
         started = time.monotonic()
-        counts, findings = read_all(options.files, Path(temporary), options.kind, options.jobs)
+        counts, findings = read_all(options.files, Path(temporary), options.kind, options.jobs, options.each)
     print(json.dumps({**counts, "findings": len(findings), "seconds": round(time.monotonic() - started)}))
     return 1 if findings else 0
 

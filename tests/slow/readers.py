@@ -3,6 +3,7 @@
 kinds = build_kinds(Path("folder")); kinds[0].read(kinds[0].folder, "config.json", True)
 """
 
+import fnmatch
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,11 +61,12 @@ class Kind:
         return 0.25 if self.name.startswith("config of") else 1.0
 
 
-def build_kinds(folder: Path) -> list[Kind]:
-    """Write an example of every kind below a folder, and return the kinds."""
+def build_kinds(folder: Path, pattern: str = "*") -> list[Kind]:
+    """Write an example of every kind whose name fits a pattern below a folder, and return these kinds."""
     makers = {**_model_kinds(), **build_tokenizer_kinds(), **build_other_kinds()}
     kinds = []
-    for name, make in makers.items():
+    for name in fnmatch.filter(makers, pattern):
+        make = makers[name]
         path = folder / name.replace(" ", "-")
         path.mkdir(parents=True)
         files, read = make(path)
@@ -99,7 +101,10 @@ def _model_kinds() -> dict[str, Maker]:
             "gguf with chunks": _make_gguf_of("llama4"),
             "gguf with two placements of norms": _make_gguf_of("falcon"),
             "gguf with an object of settings": _make_gguf_of("mpt"),
+            "gguf with a norm of the embeddings": _make_gguf_of("bloom"),
             "gguf of an encoder": _make_gguf_of("bert"),
+            "gguf of an encoder with windows": _make_gguf_of("modern-bert"),
+            "gguf of an encoder-decoder": _make_gguf_of("t5"),
             "gguf of every block type": _make_gguf_blocks,
             "split gguf": _make_split_gguf,
             "ctranslate2": _make_ctranslate2,

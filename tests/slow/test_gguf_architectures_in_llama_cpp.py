@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from clearhead.tokenization import train_tokenizer
-from tests.checkpoint.gguf_toys import CONTEXT, ENCODERS, PRESETS, toy_network, write_toy
+from tests.checkpoint.gguf_toys import CONTEXT, ENCODERS, PRESETS, longrope_network, toy_network, write_toy
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +39,27 @@ def test_llama_cpp_computes_our_logits(tmp_path, tokenizer, architecture):
     print(f"{architecture}: {difference:.1e} of the logits' spread, {equal} of {NUM_TOKENS} tokens equal")
     assert difference < 0.02
     assert equal >= NUM_TOKENS - 1
+
+
+@pytest.mark.parametrize(("memory", "length"), [(256, NUM_TOKENS), (512, 300)])
+def test_llama_cpp_computes_our_logits_of_longrope(tmp_path, tokenizer, memory, length):
+    """With memory for no more than the original context, llama.cpp takes the short factors, else the long ones."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    network, path = longrope_network(original_context=256, context=1024), tmp_path / "toy.gguf"
+    write_toy(path, network, "phi3", tokenizer)
+    tokens = tokenizer.encode(TEXT)[:length]
+    theirs = llama_cpp.Llama(
+        str(path), n_ctx=memory, n_threads=1, logits_all=True, verbose=False, type_k=FLOAT32, type_v=FLOAT32
+    )
+    theirs.eval(tokens)
+    expected = torch.tensor(np.asarray(theirs.scores[:length]))
+    theirs.close()
+    with torch.no_grad():
+        actual = network(torch.tensor([tokens]))[0]
+    difference = float((actual - expected).square().mean().sqrt() / actual.std())
+    print(f"{length} tokens: {difference:.1e} of the logits' spread")
+    assert len(tokens) == length
+    assert difference < 0.005
 
 
 @pytest.mark.parametrize("architecture", ENCODERS)

@@ -32,6 +32,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     gguf_fields        the fields of a block
     gguf_save          models to GGUF files
     gguf_parts         tensors that they hold in parts or as metadata
+    gguf_rotary        rotary scalings that they hold as tensors
     gguf_writer        the writer of these files
     gguf_quantizers    weights to quantized blocks
     calibration        weights rounded for a text, and what that costs

@@ -7,6 +7,7 @@ use (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K) are never dequantized; o
 """
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,20 +18,19 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Pooling, Rope, SentenceConfig
+from clearhead.architecture import ModelConfig, Pooling, SentenceConfig
 from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks, widen
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.gguf_parts import assembled_tensors
+from clearhead.checkpoint.gguf_rotary import with_rotary_scaling
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
-from clearhead.errors import ClearheadError
 from clearhead.families import Settings, family_of_type, gguf_architecture, gguf_settings, to_plain_value
-from clearhead.model import SentencePooler, Transformer, llama3_frequencies
+from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
-TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+TOKEN_TABLE = "token_embd.weight"
 POOLING_KEY, POOLING_MODES = "pooling_type", {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers; 4 ranks texts
-_HIGH_FACTORS = (4.0, 1.0)  # of Llama 3 and of Llama 4 Scout
 _THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
 SPECIAL_ID_KEYS = {
@@ -50,7 +50,8 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
         options.progress("", 0, len(file.tensors))
     on_cpu = options.device is None or torch.device(options.device).type == "cpu"
     read = partial(_read_stored, file, wide=not on_cpu) if options.weights == "stored" else file.read
-    naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
+    rotary = tuple(map(re.escape, architecture.rotary_tensors))  # they are part of the config
+    naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors + rotary)
     # Packing works on large pieces, which several threads share well.
     with _single_thread() if options.bits is None else nullcontext():
         tensors = assembled_tensors(file, architecture, read)
@@ -116,47 +117,4 @@ def config_of(file: GgufFile) -> ModelConfig:
     assert family.read_config is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = family.read_config(gguf_settings(file.metadata, shapes, str(file.path)))
-    return _with_llama3_scaling(config, file) if ROTARY_DIVISORS in shapes else config
-
-
-def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
-    if config.decoder is None:
-        raise ClearheadError(
-            f"{file.path} has {ROTARY_DIVISORS}, but its model is an encoder, which has no such scaling"
-        )
-    divisors, layers, num_scaled = file.read(ROTARY_DIVISORS).float(), [], 0
-    scalings: dict[float, Llama3Scaling | None] = {}
-    for layer in config.decoder.layers:
-        attention = layer.attention
-        if isinstance(attention, GroupedAttention) and isinstance(attention.position, Rope):
-            theta, num_scaled = attention.position.theta, num_scaled + 1
-            if theta not in scalings:
-                scalings[theta] = llama3_scaling(divisors, theta)
-            if scalings[theta] is None:
-                raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
-            position = replace(attention.position, scaling=scalings[theta])
-            layer = replace(layer, attention=replace(attention, position=position))
-        layers.append(layer)
-    if not num_scaled:
-        raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
-    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
-
-
-def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
-    """Return the scaling that a tensor of frequency divisors represents, or None if it is not Llama 3's."""
-    for high in _HIGH_FACTORS:
-        scaling = Llama3Scaling(
-            factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=high, original_context=8192
-        )
-        expected = llama3_divisors(theta, 2 * len(divisors), scaling)
-        if ((expected - divisors).abs() <= 1e-3 * divisors).all():
-            return scaling
-    return None
-
-
-def llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:
-    """Return the numbers by which Llama 3's scaling divides the frequencies of the rotary pairs, (head_width / 2,)."""
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float32) / head_width
-    frequencies = 1 / theta**exponents
-    return frequencies / llama3_frequencies(frequencies, scaling)
+    return with_rotary_scaling(config, file)

@@ -18,18 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope, SentenceConfig
+from clearhead.architecture import ModelConfig, Normalize, SentenceConfig
 from clearhead.backends import gets_more_bits, is_packed
-from clearhead.checkpoint.gguf_model import (
-    POOLING_KEY,
-    POOLING_MODES,
-    ROTARY_DIVISORS,
-    SPECIAL_ID_KEYS,
-    llama3_divisors,
-    llama3_scaling,
-)
+from clearhead.checkpoint.gguf_model import POOLING_KEY, POOLING_MODES, SPECIAL_ID_KEYS
 from clearhead.checkpoint.gguf_parts import divided_rules, numbers_in_metadata
 from clearhead.checkpoint.gguf_quantizers import quantize
+from clearhead.checkpoint.gguf_rotary import rotary_tensors
 from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
 from clearhead.checkpoint.interface import Progress
 from clearhead.checkpoint.placement import stored_tensors
@@ -59,7 +53,7 @@ GGUF_FILE_TYPES = tuple(_FILE_TYPES)
 """What `save_gguf` can write, from large to small."""
 
 _NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows whose length is not a multiple of 256
-_UNQUANTIZED = ("position_embd.weight", "token_types.weight", ROTARY_DIVISORS)
+_UNQUANTIZED = ("position_embd.weight", "token_types.weight")
 _UNQUANTIZED_ENDS = (".bias", "_norm.weight", "ffn_gate_inp.weight", "attn_rel_b.weight")
 _QUANTIZATION_VERSION = 2
 
@@ -85,7 +79,8 @@ def save_gguf(
     if is_packed(network):
         raise ClearheadError("packed weights cannot be written to a GGUF file; load the model with full weights")
     config, tensors = _without_heads(network)
-    metadata, rules = _describe(config, tensors)
+    rotary = rotary_tensors(config)
+    metadata, rules = _describe(config, tensors, rotary)
     metadata |= {
         "general.name": path.stem,
         "general.file_type": _FILE_TYPES[file_type][4],
@@ -100,7 +95,10 @@ def save_gguf(
         token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
         if isinstance(token_id, int):
             metadata.setdefault(key, token_id)
-    write_gguf(path, metadata, _plan_tensors(config, tensors, rules, file_type, importance or {}), progress)
+    plans = _plan_tensors(config, tensors, rules, file_type, importance or {})
+    for name, numbers in rotary.items():
+        plans.append(TensorPlan(name, tuple(numbers.shape), "F32", partial(numbers.view, torch.uint8)))
+    write_gguf(path, metadata, plans, progress)
 
 
 def _without_heads(network: Transformer) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -122,8 +120,13 @@ def _pooling_number(sentence: SentencePooler | None) -> int:
     return number
 
 
-def _describe(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, TensorRule]]:
-    """Return the metadata of the first architecture that can express a network, and the rules of its tensors."""
+def _describe(
+    config: ModelConfig, tensors: Mapping[str, Tensor], rotary: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, TensorRule]]:
+    """Return the metadata of the first architecture that can express a network, and the rules of its tensors.
+
+    `rotary` are further tensors, which belong to the config.
+    """
     own_names = set(tensors)
     for name, architecture in GGUF_ARCHITECTURES.items():
         family: Family = family_of_type(architecture.model_type)
@@ -132,6 +135,7 @@ def _describe(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[
         if set(covered) != own_names or len(covered) != len(own_names):
             continue
         shapes = {foreign: _shape(rule, tensors, config) for foreign, rule in rules.items()}
+        shapes |= {foreign: tuple(numbers.shape) for foreign, numbers in rotary.items()}
         try:
             metadata = gguf_metadata(config, name, family, shapes)
             metadata |= numbers_in_metadata(architecture, rules, tensors)
@@ -167,9 +171,6 @@ def _plan_tensors(
         weights = next((importance[own_name] for own_name in rule.own_names if own_name in importance), None)
         make = partial(_make_blocks, config, [tensors[own] for own in rule.own_names], rule, block_type, weights)
         plans.append(TensorPlan(name, shape, block_type, make))
-    divisors = _rotary_divisors(config)
-    if divisors is not None:
-        plans.append(TensorPlan(ROTARY_DIVISORS, tuple(divisors.shape), "F32", lambda: divisors.view(torch.uint8)))
     return plans
 
 
@@ -202,16 +203,3 @@ def _make_blocks(
     if importance is not None and importance.shape[-1] != matrix.shape[-1]:
         importance = None  # a transposed part of the matrix
     return quantize(matrix, block_type, importance)
-
-
-def _rotary_divisors(config: ModelConfig) -> Tensor | None:
-    """Return Llama 3's rotary scaling as divisors of the frequencies; None if the config has none."""
-    attention = config.output_stack.layers[0].attention
-    position = attention.position if isinstance(attention, GroupedAttention) else None
-    if not isinstance(position, Rope) or not isinstance(position.scaling, Llama3Scaling):
-        return None
-    assert isinstance(attention, GroupedAttention)
-    divisors = llama3_divisors(position.theta, attention.head_width, position.scaling)
-    if llama3_scaling(divisors, position.theta) != position.scaling:
-        raise ClearheadError(f"a GGUF file cannot express the rotary scaling {position.scaling}")
-    return divisors

@@ -62,7 +62,7 @@ from clearhead.families.ctranslate2 import CTRANSLATE2_MARIAN, marian_config
 from clearhead.families.family import Family
 from clearhead.families.gguf import gguf_architecture, gguf_settings, to_plain_value
 from clearhead.families.gguf_architectures import ARCHITECTURES as GGUF_ARCHITECTURES
-from clearhead.families.gguf_row import GgufArchitecture
+from clearhead.families.gguf_row import LONG_FACTORS, ROTARY_DIVISORS, SHORT_FACTORS, GgufArchitecture
 from clearhead.families.gguf_writing import gguf_metadata
 from clearhead.families.heads import CLASSIFIER_NAMES, replace_head, write_config
 from clearhead.families.llama import META_LLAMA_NAMES, llama_config
@@ -149,8 +149,11 @@ __all__ = [
     "FAMILIES",
     "GENERATION_IDS",
     "GGUF_ARCHITECTURES",
+    "LONG_FACTORS",
     "META_LLAMA_NAMES",
     "NUM_LAYERS_PLACEHOLDER",
+    "ROTARY_DIVISORS",
+    "SHORT_FACTORS",
     "Family",
     "GgufArchitecture",
     "NameTable",

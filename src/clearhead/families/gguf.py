@@ -12,7 +12,7 @@ import numpy as np
 
 from clearhead.errors import ClearheadError, quote
 from clearhead.families.gguf_architectures import ARCHITECTURES
-from clearhead.families.gguf_row import GgufArchitecture
+from clearhead.families.gguf_row import LONG_FACTORS, GgufArchitecture
 from clearhead.families.settings import Settings
 
 # Keys that change the result -> the values that change nothing, for architectures that do not have the key
@@ -66,7 +66,7 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     architecture, prefix = gguf_architecture(metadata), f"{metadata['general.architecture']}."
     # without the vocabulary, which may be long
     stored = Settings({key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefix)}, where)
-    _check_supported(stored, prefix, architecture)
+    _check_supported(stored, prefix, architecture, shapes)
     data: dict[str, Any] = dict(architecture.defaults)
     data |= {setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored}
     if "rope.dimension_count" not in architecture.keys:
@@ -105,10 +105,14 @@ def _rotary_settings(
     return {}
 
 
-def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
+def _check_supported(
+    stored: Settings, prefix: str, architecture: GgufArchitecture, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Raise ClearheadError if a key asks for something unsupported."""
+    with_tensors = {"rope.scaling.attn_factor"} if LONG_FACTORS in shapes else set()  # it belongs to LongRoPE
+    known = {*architecture.keys, *architecture.constants, *with_tensors}
     for key, harmless_values in UNSUPPORTED.items():
-        if key not in architecture.keys and key not in architecture.constants:
+        if key not in known:
             stored.allow_only(prefix + key, *harmless_values)
     for key, value in architecture.constants.items():
         stored.allow_only(prefix + key, value)

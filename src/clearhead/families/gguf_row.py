@@ -26,6 +26,11 @@ from clearhead.families.tensor_rules import (
     with_biases,
 )
 
+# Tensors of numbers by which rotary frequencies are divided: Llama 3's, and LongRoPE's. They belong to the config;
+# checkpoint/gguf_rotary.py reads and writes them.
+ROTARY_DIVISORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+
 # GGUF key without the leading "<architecture>." -> transformers' setting
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -169,8 +174,8 @@ class GgufArchitecture:
     write: Callable[[dict[str, Any], ModelConfig], dict[str, Any]] = _nothing_more
     splits_heads: bool = False  # attn_kv_b is stored as attn_k_b and attn_v_b (checkpoint/gguf_parts.py)
     in_metadata: Mapping[str, str] = field(default_factory=dict)  # name of a vector per layer -> the key of its numbers
-    # Llama 3's rotary scaling is stored as a tensor of divisors; checkpoint/gguf_model.py turns it into a config.
-    ignored_tensors: tuple[str, ...] = (r"rope_freqs\.weight",)
+    ignored_tensors: tuple[str, ...] = ()
+    rotary_tensors: tuple[str, ...] = (ROTARY_DIVISORS,)  # that llama.cpp reads for this architecture
     stored_name: str | None = None  # in files, if it is not the key of the table
 
 

@@ -11,15 +11,25 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-from clearhead.architecture import Dropout, GroupedAttention, Llama3Scaling, ModelConfig, NormalInitial, Rope
+from clearhead.architecture import (
+    Dropout,
+    GroupedAttention,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelConfig,
+    NormalInitial,
+    Rope,
+)
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family
 from clearhead.families.gguf import gguf_settings
 from clearhead.families.gguf_architectures import ARCHITECTURES
+from clearhead.families.gguf_row import LONG_FACTORS, ROTARY_DIVISORS, GgufArchitecture
 from clearhead.families.heads import write_config
 
 _FLOAT32_ERROR = 1e-6  # relative; the metadata holds 32-bit numbers
+_TENSORS_OF: dict[type, str] = {Llama3Scaling: ROTARY_DIVISORS, LongRopeScaling: LONG_FACTORS}
 
 
 def gguf_metadata(
@@ -44,7 +54,7 @@ def gguf_metadata(
     metadata |= {f"{stored_name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
     assert family.read_config is not None
     read_back = family.read_config(gguf_settings(metadata, shapes, f"a GGUF file of type {name}"))
-    if not _equal(to_dict(_as_metadata_describes(config)), to_dict(read_back)):
+    if not _equal(to_dict(_as_metadata_describes(config, architecture)), to_dict(read_back)):
         raise ClearheadError(f"a GGUF file of type {name} cannot express this configuration")
     return metadata
 
@@ -71,6 +81,9 @@ def _scaling_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a rotary scaling. Llama 3's is stored as a tensor, and others cannot be expressed."""
     rope = data.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
+    if rope.get("rope_type") == "longrope":
+        keys = {"type": "longrope", "attn_factor": rope["attention_factor"]}
+        return keys | {"original_context_length": rope["original_max_position_embeddings"]}
     if rope.get("rope_type") not in ("linear", "yarn"):
         return {}
     keys = {"type": rope["rope_type"], "factor": rope["factor"]}
@@ -91,8 +104,8 @@ def _window_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window_pattern": is_full.index(True) + 1}
 
 
-def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
-    """Return the config without Llama 3's rotary scaling, which is a tensor, and without what only training needs."""
+def _as_metadata_describes(config: ModelConfig, architecture: GgufArchitecture) -> ModelConfig:
+    """Return the config without a rotary scaling that is stored as tensors, and without what only training needs."""
     config = replace(config, dropout=Dropout(), initial=NormalInitial())
     if config.decoder is None:
         return config
@@ -100,7 +113,7 @@ def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
     for layer in config.decoder.layers:
         attention = layer.attention
         rope = attention.position if isinstance(attention, GroupedAttention) else None
-        if isinstance(rope, Rope) and isinstance(rope.scaling, Llama3Scaling):
+        if isinstance(rope, Rope) and _TENSORS_OF.get(type(rope.scaling)) in architecture.rotary_tensors:
             assert isinstance(attention, GroupedAttention)
             layer = replace(layer, attention=replace(attention, position=replace(rope, scaling=None)))
         layers.append(layer)
