@@ -12,6 +12,7 @@ import clearhead
 from clearhead.backends import PackedLinear
 from clearhead.checkpoint import LoadOptions, open_model, read_config
 from clearhead.checkpoint.quantized_folder import read_quantization
+from clearhead.checkpoint.quantized_formats import dequantize_float8
 from clearhead.errors import ClearheadError
 from clearhead.families import Settings
 from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
@@ -115,6 +116,12 @@ def test_parts_that_do_not_fit_are_rejected(folder, name, end, change, message):
     save_file(stored, folder / "model.safetensors")
     with pytest.raises(ClearheadError, match=message):
         load_quietly(folder)
+
+
+def test_blocks_larger_than_a_matrix_take_no_more_memory():
+    weight = torch.ones(3, 5).to(torch.float8_e4m3fn)
+    values = dequantize_float8(weight, torch.tensor([[2.0]]), (1 << 50, 1 << 50))
+    assert torch.equal(values, torch.full((3, 5), 2.0))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ import torch
 
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families.decoders import ROWS
-from clearhead.generation.beam import beam_search
-from clearhead.generation.decoding import decode
-from clearhead.generation.sequences import TokenSequence
-from clearhead.options import BeamOptions, SamplingOptions
 from tests.parity.decoder_cases import CASES, SETTINGS, VARIANTS
+from tests.parity.generation import check_beams, check_greedy
 from tests.parity.harness import (
     build_reference,
     check_float64,
@@ -51,21 +48,6 @@ def test_a_model_type_computes_what_transformers_computes(case, tmp_path):
     check_float64(case, tmp_path / "float64")
 
 
-def check_greedy(model, network, case, count):
-    """Compare the greedy continuations of a left-padded batch with transformers' generate."""
-    inputs = make_inputs(case, network.config, padded=True)
-    tokens, mask = inputs["tokens"], inputs["attention_mask"]
-    length = tokens.shape[1]
-    theirs = model.generate(
-        input_ids=tokens, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-    )[:, length:]
-    prompts = [row[real.bool()].tolist() for row, real in zip(tokens, mask, strict=True)]
-    sequences = [TokenSequence(prompt, SamplingOptions(max_new_tokens=count)) for prompt in prompts]
-    for _ in decode(network, sequences):
-        pass
-    assert [sequence.tokens for sequence in sequences] == theirs.tolist()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
 @pytest.mark.parametrize("check", [check_logits, check_float64, check_round_trip])
@@ -92,16 +74,3 @@ def test_forty_greedy_tokens_and_four_beams_agree(case, tmp_path):
 def test_four_beams_agree(name, tmp_path):
     model = build_reference(CASES[name])
     check_beams(model, load_network(model, tmp_path), CASES[name], 6)
-
-
-def check_beams(model, network, case, count):
-    """Compare the best of four beams for a left-padded batch with transformers' generate."""
-    inputs = make_inputs(case, network.config, padded=True)
-    tokens, mask = inputs["tokens"], inputs["attention_mask"]
-    options = {"num_beams": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    theirs = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=count, **options)[
-        :, tokens.shape[1] :
-    ]
-    prompts = [row[real.bool()].tolist() for row, real in zip(tokens, mask, strict=True)]
-    found = beam_search(network, prompts, BeamOptions(num_beams=4, max_new_tokens=count))
-    assert [beams[0].tokens for beams in found] == theirs.tolist()

@@ -26,7 +26,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, Family, family_for, preset
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
-from tests.checkpoint.gguf_toys import toy_network, write_toy
+from tests.checkpoint.gguf_toys import longrope_network, toy_network, write_toy
 from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
 from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
 from tests.checkpoint.test_gguf_split import split
@@ -102,6 +102,7 @@ def _model_kinds() -> dict[str, Maker]:
             "gguf with two placements of norms": _make_gguf_of("falcon"),
             "gguf with an object of settings": _make_gguf_of("mpt"),
             "gguf with a norm of the embeddings": _make_gguf_of("bloom"),
+            "gguf with factors of LongRoPE": _make_longrope_gguf,
             "gguf of an encoder": _make_gguf_of("bert"),
             "gguf of an encoder with windows": _make_gguf_of("modern-bert"),
             "gguf of an encoder-decoder": _make_gguf_of("t5"),
@@ -232,6 +233,11 @@ def _make_gguf_of(architecture: str) -> Maker:
         return {"model.gguf": "header"}, _read_stored_gguf
 
     return make
+
+
+def _make_longrope_gguf(folder: Path) -> tuple[dict[str, str], Read]:
+    write_toy(folder / "model.gguf", longrope_network(32, 64), "phi3", file_type="q8_0")
+    return {"model.gguf": "header"}, _read_stored_gguf
 
 
 def _read_stored_gguf(folder: Path, name: str, unchanged: bool) -> None:

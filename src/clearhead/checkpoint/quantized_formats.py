@@ -178,8 +178,9 @@ def dequantize_float8(weight: Tensor, scales: Tensor, block: tuple[int, int] | N
         scales.shape == expected,
         f"its scales have shape {tuple(scales.shape)}; with blocks of {block[0]} x {block[1]}, it must be {expected}",
     )
-    by_row = scales.float().repeat_interleave(block[0], 0)[:num_rows]
-    return weight.float() * by_row.repeat_interleave(block[1], 1)[:, :columns]
+    # A block may be larger than the matrix, and a hostile one would take all memory.
+    by_row = scales.float().repeat_interleave(min(block[0], num_rows), 0)[:num_rows]
+    return weight.float() * by_row.repeat_interleave(min(block[1], columns), 1)[:, :columns]
 
 
 def dequantize_row_int8(weight: Tensor, largest: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ scores of labels from the last token, LlamaForTokenClassification those of each 
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ def write_config(family: Family, config: ModelConfig) -> dict[str, Any]:
         raise ClearheadError(f"the {family.name} family has no Hugging Face format; save it as native instead")
     if config.decoder is None or config.is_encoder_decoder or config.head is not None:
         return family.write_config(config)
-    data = family.write_config(replace(config, head=Head(tied=False), classifier=None))
+    data = _write_with_a_head(family.write_config, replace(config, classifier=None))
     (name,) = data["architectures"]
     if not re.search(_LANGUAGE_CLASS, name):
         raise ClearheadError(f"the {family.name} family has no class without a head; save it as native instead")
@@ -66,3 +67,11 @@ def write_config(family: Family, config: ModelConfig) -> dict[str, Any]:
     suffix = _BARE if classifier is None else _TOKENS if classifier.reads == "tokens" else _SEQUENCE
     data["architectures"] = [re.sub(_LANGUAGE_CLASS, suffix, name)]
     return data | ({} if classifier is None else label_settings(classifier.num_labels))
+
+
+def _write_with_a_head(write: Callable[[ModelConfig], dict[str, Any]], config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of a config with a language head, which has a bias in some families."""
+    try:
+        return write(replace(config, head=Head(tied=False)))
+    except ClearheadError:
+        return write(replace(config, head=Head(tied=False, bias=True)))
