@@ -1,4 +1,4 @@
-"""Write docs/models.md: every model type that we read, its class, where it is checked, and whether a fast path runs it.
+"""Write docs/models.md: every model type that we read, its class, what is compared, and whether a fast path runs it.
 
 python -m tests.rules.models_page
 """
@@ -14,19 +14,13 @@ from clearhead.backends import unsupported_reason
 from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, GGUF_ARCHITECTURES, Family, Settings
 from clearhead.families.decoders import ROWS
+from tests.parity.classes import REFUSED_ENDS, further_classes, is_refused
+from tests.parity.config_types import TYPES
+from tests.parity.registry import OF_DECODERS, OF_ENCODERS, comparisons
+from tests.rules.models_size import size_section
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
-SOURCE = ROOT / "src" / "clearhead" / "families"
-SIZE_HEAD = """## The size of a family
-
-Lines of code for each model type: names of tensors, config.json in both directions, presets, comments and docstrings. A
-row of a table is data alone. Code that all of a kind share is not counted: `decoder_row.py`, `decoder_reading.py`,
-`decoder_writing.py` and `decoder_experts.py` for rows, `encoder_style.py` for encoders.
-
-| | model types | lines | lines for each |
-|---|---|---|---|
-"""
 GGUF_HEAD = """## GGUF files
 
 The architectures of GGUF files that are read and written, as llama.cpp names them. A toy of each is written, its tensor
@@ -45,10 +39,16 @@ HEAD = """# Models
 Every `model_type` of a Hugging Face config.json that Clearhead reads. `python -m tests.rules.models_page` writes this
 page, and a test compares it with the code.
 
-The tests build each class in transformers at toy size, draw all of its weights at random, and compare: logits in
-float32 (within 1e-5) and float64 (1e-12) with padding, the tokens of greedy decoding, and every tensor after saving and
-loading. Slow tests also change every field of config.json, one at a time: transformers' logits are matched, or loading
-is refused with the reason.
+The tests build each class in transformers at toy size, draw all of its weights at random, and compare. "All" stands for
+
+- logits: float32 (within 1e-5, DeepSeek-V2 1.5e-5), with and without padding (on the left, of a source on the right);
+- float64: the same within 1e-12 (BLOOM 1e-8, because transformers has a constant of its activation with eight digits);
+- saved: every tensor after saving, and the logits of transformers from the saved folder;
+- errors: an error in any single field of our config is noticed;
+- fields: every field of config.json changed, one at a time, gives transformers' logits or is refused;
+- greedy and beams, except for encoders: 40 tokens of greedy decoding and the best of 4 beams (12 tokens).
+
+What compares them is found in the code of the tests. Most of them are slow tests.
 
 On real weights, rounding in float32 causes 1e-5 to 1e-3 in logits, in either library. `python benchmarks/precision.py`
 measures both against float64: of SmolLM2-135M (logits up to 33), the largest error is 4.8e-5 here and 4.8e-5 in
@@ -57,32 +57,54 @@ transformers; of MiniLM (hidden states up to 5.3), 2.4e-6 and 2.4e-6.
 Of `Gemma3ForConditionalGeneration`, `Llama4ForConditionalGeneration` and `Mistral3ForConditionalGeneration` the text
 part is loaded, and the tensors of `vision_tower`, `vision_model` and `multi_modal_projector` are dropped.
 
-LED is read without its global attention, which transformers uses only if a caller marks tokens, and BigBird-Pegasus
-only with `attention_type: original_full`.
+LED is read without its global attention, which transformers uses only if a caller marks tokens, so it is saved in our
+own format only. BigBird-Pegasus is read only with `attention_type: original_full`.
 
 "CPU kernels" and "GPU kernels" say whether the [fast path](fast-path.md) computes the class with its usual settings, or
 what it does not support; the modules of PyTorch then compute it.
 
-| class | model_type | preset | checked in | CPU kernels | GPU kernels |
-|---|---|---|---|---|---|
+| class | model_type | preset | first case | compared | CPU kernels | GPU kernels |
+|---|---|---|---|---|---|---|
 """
+FURTHER_HEAD = """## Further classes
 
+Checkpoints without a head load as embedders, and those that classify texts or tokens with their head.
+`test_classes.py` compares logits or hidden states of each class in float32 with padding, of encoder-decoders the hidden
+states of the encoder. It saves each (but LED) and compares what transformers computes from the saved folder.
 
-# What was added to support model types: files of clearhead/families, and how many model types they describe
-GROUPS = {
-    "decoders that are rows of a table": ("decoder_rows_*.py", len(ROWS)),
-    "encoders": (
-        "albert.py bert.py deberta.py distilbert.py electra.py modernbert.py mpnet.py nomic.py roberta.py",
-        ("albert", "bert", "deberta", "distilbert", "electra", "modernbert", "mpnet", "nomic", "roberta"),
-    ),
-    "encoder-decoders": ("bart.py bart_names.py bart_long.py t5.py", ("bart", "bigbird-pegasus", "led", "t5")),
-}
+| model_type | classes |
+|---|---|
+"""
+REFUSED_HEAD = """
+## What does not load and why
+
+Classes that answer questions, choose among answers or judge whether a sentence follows have heads that we do not have.
+The same is true of {others}: the first kind is a decoder of an encoder-decoder without its cross-attention; the others
+have modules between hidden states and scores that the other classes do not have. An error names the tensors that are
+missing or not known.
+
+ProphetNet would need another network. Its decoder carries two kinds of hidden states through all layers: those of the
+tokens, which give keys and values, and one per position for each of the next tokens, which starts from a learned vector
+in the place of a token. The logits come from the latter, which attend to the keys of the former and to their own key.
+A position thus has two queries, of which one leaves nothing in the cache. Its relative positions are a linear function
+of the hidden state of each query, in every layer. Neither is a setting of the parts that we have; it would take an
+attention, a cache and a decode step of its own for one model type.
+"""
 
 
 def page() -> str:
     """Return the text of docs/models.md."""
     rows = [row for family in FAMILIES for model_type in family.model_types for row in table_rows(family, model_type)]
-    return HEAD + "\n".join(sorted(rows, key=str.lower)) + "\n\n" + gguf_table() + "\n" + size_table()
+    return (
+        HEAD
+        + "\n".join(sorted(rows, key=str.lower))
+        + "\n\n"
+        + further_table()
+        + "\n"
+        + gguf_table()
+        + "\n"
+        + size_section()
+    )
 
 
 def gguf_table() -> str:
@@ -91,20 +113,16 @@ def gguf_table() -> str:
     return GGUF_HEAD + "".join(f"| `{name}` | `{model_type}` |\n" for name, model_type in pairs)
 
 
-def size_table() -> str:
-    """Return the section that counts the lines of code for each model type."""
-    lines = [SIZE_HEAD.rstrip("\n")]
-    for name, (patterns, families) in GROUPS.items():
-        count = families if isinstance(families, int) else number_of_types(families)
-        paths = [path for pattern in patterns.split() for path in sorted(SOURCE.glob(pattern))]
-        num_lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-        lines.append(f"| {name} | {count} | {num_lines:,} | {num_lines / count:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def number_of_types(names: tuple[str, ...]) -> int:
-    """Return how many model types these families read."""
-    return sum(len(family.model_types) for family in FAMILIES if family.name in names)
+def further_table() -> str:
+    """Return the section that lists the classes besides the main ones, and those that are refused."""
+    rows, refused = [], []
+    for model_type in sorted(TYPES, key=str.lower):
+        names = further_classes(model_type)
+        read = [name for name in names if not is_refused(name)]
+        refused += [name for name in names if is_refused(name)]
+        rows.append(f"| `{model_type}` | {', '.join(f'`{name}`' for name in read)} |\n")
+    others = sorted(name for name in refused if not name.endswith(REFUSED_ENDS))
+    return FURTHER_HEAD + "".join(rows) + REFUSED_HEAD.format(others=", ".join(f"`{name}`" for name in others))
 
 
 def table_rows(family: Family, model_type: str) -> list[str]:
@@ -114,7 +132,7 @@ def table_rows(family: Family, model_type: str) -> list[str]:
         f"`{class_name(family, model_type)}`",
         f"`{model_type}`",
         f"`{preset}`" if preset else "",
-        f"`{test_file(class_name(family, model_type))}`",
+        *comparison_of(class_name(family, model_type), config),
         *(support(config, backend) for backend in ("cpu", "paged")),
     ]
     return [f"| {' | '.join(cells)} |"]
@@ -148,16 +166,13 @@ def class_name(family: Family, model_type: str) -> str:
     return str(names.get(model_type) or mappings.MODEL_MAPPING_NAMES[model_type])
 
 
-def test_file(name: str) -> str:
-    """Return the parity test that names a class, or else its model."""
-    if name in {row.architecture for row in ROWS}:
-        return "test_decoders.py"
-    folder = ROOT / "tests" / "parity"
-    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py"))}
-    bare = re.sub("(For[A-Z]|LMHead|MTModel).*", "", name)
-    patterns = (rf"\b{name}\b", rf"\b{bare}(Config|Model|For\w+)\b")
-    found = [file for pattern in patterns for file, text in texts.items() if re.search(pattern, text)]
-    return next((file for file in found if file not in ("test_spellings.py", "test_config_fields.py")), "—")
+def comparison_of(name: str, config: ModelConfig) -> tuple[str, str]:
+    """Return the first parity case of a class, and what the tests compare of it."""
+    found = comparisons()[name]
+    required = OF_ENCODERS if config.decoder is None else OF_DECODERS
+    missing = sorted(required - found.checks)
+    compared = "all" if not missing else f"all but {', '.join(missing)}"
+    return f"`{found.case}` in `{found.file}`", compared
 
 
 def support(config: ModelConfig, backend: str) -> str:

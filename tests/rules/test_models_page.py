@@ -1,7 +1,10 @@
 """docs/models.md lists every model type as the code has it."""
 
 from clearhead.families import FAMILIES
+from tests.parity.config_types import ENCODERS, TYPES
+from tests.parity.registry import OF_DECODERS, OF_ENCODERS, comparisons
 from tests.rules.models_page import PAGE, page
+from tests.rules.models_size import names_elsewhere
 
 
 def test_the_page_is_up_to_date():
@@ -14,4 +17,17 @@ def test_every_model_type_has_a_row_and_a_test():
     for family in FAMILIES:
         for model_type in family.model_types:
             assert f"| `{model_type}` |" in text
-    assert "`—`" not in text
+
+
+def test_every_class_is_compared_in_every_way():
+    for model_type, (class_name, _) in TYPES.items():
+        required = OF_ENCODERS if model_type in ENCODERS else OF_DECODERS
+        not_saved = {"saved"} if model_type == "led" else set()  # transformers needs more than we keep
+        assert required - comparisons()[class_name].checks == not_saved, class_name
+
+
+def test_names_of_models_do_not_spread():
+    """A new family needs its name nowhere but in families/."""
+    allowed = {"checkpoint", "course", "studies", "tokenization"}
+    assert names_elsewhere().keys() == allowed
+    assert sum(map(len, names_elsewhere().values())) <= 30

@@ -103,7 +103,7 @@ def rotary_tensors(config: ModelConfig) -> dict[str, Tensor]:
         factors = {LONG_FACTORS: rope.scaling.long_factors, SHORT_FACTORS: rope.scaling.short_factors}
         return {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in factors.items()}
     assert isinstance(rope.scaling, Llama3Scaling)
-    divisors = llama3_divisors(rope.theta, head_width, rope.scaling)
+    divisors = _llama3_divisors(rope.theta, head_width, rope.scaling)
     if llama3_scaling(divisors, rope.theta) != rope.scaling:
         raise ClearheadError(f"a GGUF file cannot express the rotary scaling {rope.scaling}")
     return {ROTARY_DIVISORS: divisors}
@@ -115,13 +115,13 @@ def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
         scaling = Llama3Scaling(
             factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=high, original_context=8192
         )
-        expected = llama3_divisors(theta, 2 * len(divisors), scaling)
+        expected = _llama3_divisors(theta, 2 * len(divisors), scaling)
         if ((expected - divisors).abs() <= 1e-3 * divisors).all():
             return scaling
     return None
 
 
-def llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:
+def _llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:
     """Return the numbers by which Llama 3's scaling divides the frequencies of the rotary pairs, (head_width / 2,)."""
     exponents = torch.arange(0, head_width, 2, dtype=torch.float32) / head_width
     frequencies = 1 / theta**exponents
