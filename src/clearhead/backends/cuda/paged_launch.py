@@ -19,7 +19,7 @@ from clearhead.architecture import (
     RotatedHeadNorm,
     SlidingWindow,
 )
-from clearhead.backends.cuda.launch import dependent_launch
+from clearhead.backends.cuda.launch import dependent_launch, power_of_two
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering import LoweredAttention
 from clearhead.backends.lowering_norms import NormModule, lower_norm
@@ -229,8 +229,3 @@ def _limits(pattern: AttentionPattern) -> tuple[int, int]:
 def _tile_width(head_width: int) -> int:
     """Return the columns of the tile that holds a head; tl.dot needs at least 16."""
     return max(16, power_of_two(head_width))
-
-
-def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not less than `number`."""
-    return 1 << (number - 1).bit_length()
