@@ -88,7 +88,7 @@ def attend_pages(
         layer.cosine, layer.sine, query_norm, key_norm, layer.bias, layer.buckets, tables.stride(0),
         *_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
         CROSS=cross, GROUP=states.shape[2], SPANS=states.shape[1], **flags,
-        **_decode_tile(len(states)), **options,
+        **_decode_tile(len(states), config.head_width), **options,
     )  # fmt: skip
     return y
 
@@ -213,10 +213,10 @@ def _score_options(layer: PagedAttention, factor: float = 1.0) -> tuple[tuple[fl
     return (*numbers, 1 if temperature is None else temperature.floor), flags
 
 
-def _decode_tile(num_programs: int) -> dict[str, int]:
+def _decode_tile(num_programs: int, head_width: int) -> dict[str, int]:
     """Return the tile of `attend_pages`: the best of nine on an H200, for Llama 1B and 8B and 1 to 256 sequences."""
     if num_programs < _FEW_PROGRAMS:
-        return {"BLOCK": 64, "num_warps": 4, "MIN_SPAN": 64}
+        return {"BLOCK": 64, "num_warps": 8 if head_width >= 128 else 4, "MIN_SPAN": 64}
     return {"BLOCK": 32, "num_warps": 2, "MIN_SPAN": _MIN_SPAN}
 
 
