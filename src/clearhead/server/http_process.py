@@ -24,7 +24,7 @@ from clearhead.server.settings import Limits
 _LOGGER = logging.getLogger("clearhead.server")
 
 
-class Forwarder:
+class _Forwarder:
     """An ASGI application that lets the main process answer."""
 
     def __init__(self, limits: Limits, on_end: Callable[[], None]):
@@ -109,7 +109,7 @@ class _Answer:
         await send({"type": "http.response.body", "body": await self._last})
 
 
-async def run_http_process(listener: socket.socket, channel: socket.socket, limits: Limits) -> None:
+async def _run(listener: socket.socket, channel: socket.socket, limits: Limits) -> None:
     """Serve until the main process closes its end of the channel."""
 
     def stop() -> None:
@@ -117,7 +117,7 @@ async def run_http_process(listener: socket.socket, channel: socket.socket, limi
             each.close()
         server.stop()
 
-    forwarder = Forwarder(limits, stop)
+    forwarder = _Forwarder(limits, stop)
     server = HttpServer(forwarder, limits)
     await asyncio.get_running_loop().create_unix_connection(lambda: forwarder.channel, sock=channel)
     await server.serve(sockets=[listener])
@@ -125,7 +125,7 @@ async def run_http_process(listener: socket.socket, channel: socket.socket, limi
 
 def _main(listener: str, channel: str, limits: str) -> None:
     with socket.socket(fileno=int(listener)) as accepting, socket.socket(fileno=int(channel)) as talking:
-        asyncio.run(run_http_process(accepting, talking, Limits(**json.loads(limits))))
+        asyncio.run(_run(accepting, talking, Limits(**json.loads(limits))))
 
 
 if __name__ == "__main__":

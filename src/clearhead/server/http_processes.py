@@ -41,7 +41,7 @@ class HttpProcesses:
         self._is_stopping = False
 
     async def serve(self, sockets: list[socket.socket]) -> None:
-        """Answer requests until `stop`. Raise ClearheadError if one of the processes ends before."""
+        """Answer requests until `stop`, and close the listener. Raise ClearheadError if a process ends before."""
         (listener,) = sockets
         listener.listen(BACKLOG)  # clients may connect while the processes start
         processes = []
@@ -51,6 +51,7 @@ class HttpProcesses:
                 await processes[-1].connect()
             await self._has_ended.wait()
         finally:
+            listener.close()
             for each in processes:
                 each.close()
             codes = [await asyncio.to_thread(each.wait) for each in processes]
@@ -69,7 +70,7 @@ class _HttpProcess:
 
     def __init__(self, app: ASGIApp, listener: socket.socket, limits: Limits, on_end: Callable[[], None]):
         self._app = app
-        self._requests: dict[int, RemoteRequest] = {}
+        self._requests: dict[int, _RemoteRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_end = on_end
         self._channel = FrameChannel(self._handle, self._end)
@@ -97,14 +98,14 @@ class _HttpProcess:
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind == Kind.REQUEST:
-            request = self._requests[frame.number] = RemoteRequest(self._channel, frame.number)
+            request = self._requests[frame.number] = _RemoteRequest(self._channel, frame.number)
             task = asyncio.create_task(self._answer(request, decode_scope(frame.content)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif frame.number in self._requests:
             self._requests[frame.number].handle(frame)
 
-    async def _answer(self, request: "RemoteRequest", scope: Scope) -> None:
+    async def _answer(self, request: "_RemoteRequest", scope: Scope) -> None:
         scope["state"][CONNECTION] = request
         try:
             await self._app(scope, request.receive, request.send)
@@ -120,7 +121,7 @@ class _HttpProcess:
         self._on_end()
 
 
-class RemoteRequest:
+class _RemoteRequest:
     """A request that an HTTP process has forwarded: the connection, and the two functions of ASGI."""
 
     def __init__(self, channel: FrameChannel, number: int):
