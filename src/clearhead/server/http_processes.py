@@ -28,6 +28,7 @@ from clearhead.server.protocol import CONNECTION
 from clearhead.server.settings import Limits
 
 _LOGGER = logging.getLogger("clearhead.server")
+_FINISH_SECONDS = 1.0  # in which requests end that have failed because the server ends
 _END_SECONDS = 5.0  # in which the processes end
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -38,7 +39,7 @@ class HttpProcesses:
     def __init__(self, app: ASGIApp, count: int, limits: Limits):
         self._app, self._count, self._limits = app, count, limits
         self._has_ended = asyncio.Event()
-        self._is_stopping = False
+        self._is_stopping = self._cuts_requests = False
 
     async def serve(self, sockets: list[socket.socket]) -> None:
         """Answer requests until `stop`, and close the listener. Raise ClearheadError if a process ends before."""
@@ -50,18 +51,22 @@ class HttpProcesses:
                 processes.append(_HttpProcess(self._app, listener, self._limits, self._has_ended.set))
                 await processes[-1].connect()
             await self._has_ended.wait()
+            is_lost = not self._is_stopping
+            running = [task for each in processes for task in each.tasks]
+            if running and not self._cuts_requests:
+                await asyncio.wait(running, timeout=_FINISH_SECONDS)
         finally:
             listener.close()
             for each in processes:
                 each.close()
             codes = [await asyncio.to_thread(each.wait) for each in processes]
-        if not self._is_stopping:
+        if is_lost:
             found = ", ".join(str(code) for code in codes if code) or "0"
             raise ClearheadError(f"an HTTP process of the server has ended (exit code {found}); start the server again")
 
     def stop(self, cuts_requests: bool = False) -> None:
-        """Let `serve` return soon. Answers that are not complete are cut off."""
-        self._is_stopping = True
+        """Let `serve` return soon; with cuts_requests, without waiting for the ends of answers."""
+        self._is_stopping, self._cuts_requests = True, cuts_requests
         self._has_ended.set()
 
 
@@ -71,7 +76,7 @@ class _HttpProcess:
     def __init__(self, app: ASGIApp, listener: socket.socket, limits: Limits, on_end: Callable[[], None]):
         self._app = app
         self._requests: dict[int, _RemoteRequest] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # one for each request
         self._on_end = on_end
         self._channel = FrameChannel(self._handle, self._end)
         self._socket, theirs = socket.socketpair()
@@ -85,7 +90,7 @@ class _HttpProcess:
     def close(self) -> None:
         """End the process by closing the channel, and all requests that are left."""
         self._channel.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
 
     def wait(self) -> int:
@@ -100,8 +105,8 @@ class _HttpProcess:
         if frame.kind == Kind.REQUEST:
             request = self._requests[frame.number] = _RemoteRequest(self._channel, frame.number)
             task = asyncio.create_task(self._answer(request, decode_scope(frame.content)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         elif frame.number in self._requests:
             self._requests[frame.number].handle(frame)
 
