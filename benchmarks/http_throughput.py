@@ -287,16 +287,11 @@ class Server:
             self.port = free.getsockname()[1]
         self.process, self.control = start(serve, arguments, self.port, http_processes)
         self.name = f"{http_processes} HTTP processes" if http_processes else "HTTP in one process"
-        self.rounds: list[dict[str, Any]] = []
-        self.event_loop: dict[str, int] = {}
-
-    def results(self) -> dict[str, Any]:
-        """Return what was measured."""
-        return {"name": self.name, "rounds": self.rounds, "event_loop": self.event_loop}
+        self.results: dict[str, Any] = {"name": self.name, "rounds": [], "event_loop": Counter()}
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Let the engine and the servers take turns, and return all results."""
+def measure(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Let the engine and the servers take turns, and add all results as they come."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -304,6 +299,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     _, engine = start(run_engine, arguments)
     servers = [Server(arguments, count) for count in arguments.http_processes]
+    rates: list[float] = []
+    results |= {"engine_tokens_per_second": rates, "servers": [each.results for each in servers]}
     try:
         for each in servers:
             wait_until_ready(each.port, each.process)
@@ -315,7 +312,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         say("the engine is ready")
         prompts, num_clients = make_prompts(arguments.streams, vocab_size), arguments.clients
         clients = [start(run_client, prompts[i::num_clients], arguments.new_tokens)[1] for i in range(num_clients)]
-        rates: list[float] = []
         for number in range(arguments.rounds + 1):
             round_began = time.monotonic()
             engine.send(True)
@@ -327,7 +323,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             if number:
                 rates.append(rate)
                 for each, one in zip(servers, found, strict=True):
-                    each.rounds.append(one)
+                    each.results["rounds"].append(one)
             left = arguments.seconds - (time.monotonic() - began)
             if number and left < 2 * (time.monotonic() - round_began) + _END_SECONDS:
                 break
@@ -335,10 +331,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             each.control.send("sample")
             measure_round(each, clients, arguments)
             each.control.send("stop")
-            each.event_loop = each.control.recv()
+            each.results["event_loop"] |= each.control.recv()
         for connection in (engine, *clients):
             connection.send(False)
-        return {"engine_tokens_per_second": rates, "servers": [each.results() for each in servers]}
     finally:
         for each in servers:
             each.process.terminate()
@@ -388,9 +383,9 @@ def print_tables(found: dict[str, Any]) -> None:
         print(f"| {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
     print(f"| elapsed | {' | '.join(f'{1e6 / middle(measured):.1f}' for measured in rates)} |")
     print(f"\n| samples of the event loop | {names} |\n{line}")
-    activities = sum((Counter(server["event_loop"]) for server in servers), Counter[str]())
+    activities = sum((server["event_loop"] for server in servers), Counter[str]())
     for name, _ in activities.most_common():
-        shares = [server["event_loop"].get(name, 0) / sum(server["event_loop"].values()) for server in servers]
+        shares = [server["event_loop"].get(name, 0) / max(server["event_loop"].total(), 1) for server in servers]
         print(f"| {name} | {' | '.join(f'{share:.0%}' for share in shares)} |")
 
 
@@ -422,10 +417,14 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, lambda *_: sys.exit("ended by a signal"))  # which ends the other processes
     signal.alarm(arguments.seconds)
-    found = measure(arguments)
-    print_tables(found)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(found, indent=1))
+    results: dict[str, Any] = {}
+    try:
+        measure(arguments, results)
+    finally:  # also if the time is over
+        if results.get("engine_tokens_per_second"):
+            print_tables(results)
+            if arguments.out is not None:
+                arguments.out.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
