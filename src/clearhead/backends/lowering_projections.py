@@ -34,10 +34,6 @@ class PackedParts:
         """Memory of all parts."""
         return sum(part.num_bytes for part in self.parts)
 
-    def unpack(self, dtype: torch.dtype) -> Tensor:
-        """Dequantize to (N, K)."""
-        return torch.cat([part.unpack(dtype) for part in self.parts])
-
 
 @dataclass(frozen=True)
 class Projection:
@@ -56,10 +52,6 @@ class Projection:
         """Memory of the weight, without the bias."""
         weight = self.weight
         return weight.numel() * weight.element_size() if isinstance(weight, Tensor) else weight.num_bytes
-
-    def plain_weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight, unpacked to `dtype` if it is packed."""
-        return self.weight if isinstance(self.weight, Tensor) else self.weight.unpack(dtype)
 
 
 def merge_projections(*modules: LinearModule, keep_formats: bool = False) -> Projection:

@@ -1,4 +1,4 @@
-"""Compile the kernels of triton_products.py for a Hopper GPU, which needs no GPU, in every combination of formats.
+"""Compile the kernels of products and of unpacking for a Hopper GPU, which needs no GPU, for all formats.
 
     python -m tests.backends.cuda.compiled_products
 
@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from clearhead.backends.cuda.triton_products import multiply_packed_row, multiply_row
+from clearhead.backends.cuda.triton_unpacking import unpack_rows
 
 HOPPER = GPUTarget("cuda", 90, 32)
 VECTORS = dict.fromkeys(("y", "x", "gain", "shift", "bias", "residual"), "*bf16") | {"N": "i32", "epsilon": "fp32"}
@@ -34,6 +35,7 @@ def main() -> None:
     for branch, bits, levels, offsets in product((gated, added), (4, 8), (1, 2), (True, False)):
         formats = {"GROUPS": 32, "BLOCK_G": 32, "BITS": bits, "LEVELS": levels, "OFFSETS": offsets, "DP4A": True}
         compile_kernel(multiply_packed_row, VECTORS | PACKED, SETTINGS | branch | formats)
+        compile_kernel(unpack_rows, VECTORS | PACKED, SETTINGS | formats)
 
 
 if __name__ == "__main__":

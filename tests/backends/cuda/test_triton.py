@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from clearhead.architecture import Rope
-from clearhead.backends.cuda.launch import packed_arguments
+from clearhead.backends.cuda.launch import packed_arguments, packed_format, unpack
 from clearhead.backends.packed import PackedWeight, pack, pack_gguf_blocks, widen, widen_all
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.model.attend import Scoring, reference_attention
@@ -47,10 +47,8 @@ def multiply(
     grid = (-(-num_outputs // 4),)
     if isinstance(weight, PackedWeight):
         products.multiply_packed_row[2,](
-            y, x, *packed_arguments(weight), *arguments, GROUPS=weight.num_groups,
-            BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **options,
-            LEVELS=1 if weight.group_scales is None else 2, BLOCK_G=16, DP4A=ON_GPU,
-        )  # fmt: skip
+            y, x, *packed_arguments(weight), *arguments, BLOCK_G=16, DP4A=ON_GPU, **packed_format(weight), **options
+        )
     else:
         products.multiply_row[grid](y, x, weight, *arguments, **options, BLOCK_K=32)
     return y
@@ -168,6 +166,17 @@ def test_weights_of_different_formats_are_multiplied_as_rows_of_one():
     for weight, same in zip(weights, wide, strict=True):
         assert torch.equal(same.unpack(), weight.unpack())
         torch.testing.assert_close(multiply(x, same), multiply(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["int8", "int4", *HALVES])
+def test_unpacked_weights_equal_those_of_the_formula(kind, dtype):
+    weight = packed_weight(kind, 11, 512 if kind in HALVES else 1070)  # the latter are padded to 1,088
+    found, expected = unpack(weight, dtype), weight.unpack(dtype)
+    if dtype == torch.float32:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    else:  # the interpreter cuts off what does not fit, where a GPU rounds
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -12,10 +12,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from clearhead.architecture import LearnedPositions
-from clearhead.backends.cuda.launch import attend, attention_workspace, fused_linear
+from clearhead.backends.cuda.launch import attend, attention_workspace, fused_linear, plain_linear
 from clearhead.backends.cuda.layers import GraphLayer, RotationTables, build_layer, with_capacity
 from clearhead.backends.live_checks import unsupported_network_reason
 from clearhead.backends.lowering import LoweredBlock, lower_head
@@ -221,10 +220,10 @@ class GraphDecoder:
     def run_layer_in_pytorch(self, layer: GraphLayer, x: Tensor) -> None:
         """Run x (B, D) through a layer with PyTorch's products, in place: many rows are not limited by reading W."""
         block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
-        projected = self.attend(layer, _plain_linear(attention.norm(x), block.query_key_value))
-        x += attention.branch_norm(_plain_linear(projected, block.attention_output))
-        inner = _activate(_plain_linear(feed_forward.norm(x), block.dense.gate_and_up), block)
-        x += feed_forward.branch_norm(_plain_linear(inner, block.dense.down))
+        projected = self.attend(layer, plain_linear(attention.norm(x), block.query_key_value))
+        x += attention.branch_norm(plain_linear(projected, block.attention_output))
+        inner = _activate(plain_linear(feed_forward.norm(x), block.dense.gate_and_up), block)
+        x += feed_forward.branch_norm(plain_linear(inner, block.dense.down))
 
     def compute_logits(self, x: Tensor, norm: NormModule | None = None) -> Tensor:
         """Return logits (B, V) in float32 for x (B, D), to which `norm` is applied first."""
@@ -246,10 +245,6 @@ class GraphDecoder:
             (layer.cosine, layer.sine),
             self.workspace,
         )
-
-
-def _plain_linear(x: Tensor, projection: Projection) -> Tensor:
-    return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
 
 
 def _activate(inner: Tensor, block: LoweredBlock) -> Tensor:

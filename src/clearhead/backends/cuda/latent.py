@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import LatentAttention
-from clearhead.backends.cuda.paged_launch import QueryBlocks, add_and_normalize, power_of_two
+from clearhead.backends.cuda.launch import power_of_two
+from clearhead.backends.cuda.paged_launch import QueryBlocks, add_and_normalize
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering_norms import NormModule, NormSettings, lower_norm
 from clearhead.backends.lowering_projections import Projection, merge_projections

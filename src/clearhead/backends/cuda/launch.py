@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from clearhead.architecture import SlidingWindow
 from clearhead.backends.lowering import LoweredAttention
 from clearhead.backends.lowering_norms import NormModule, lower_norm
-from clearhead.backends.lowering_projections import Projection
+from clearhead.backends.lowering_projections import PackedParts, Projection
 from clearhead.backends.packed import PackedWeight
 
 _LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles
+_UNPACKED_ROWS, _UNPACKED_GROUPS = 4, 64  # the tile of a program that unpacks
 _NO_WINDOW = 1 << 30  # a window that is larger than any text
 
 
@@ -47,14 +49,11 @@ def fused_linear(
         "RESIDUAL": residual is not None,
     } | dependent_launch(x.device)  # fmt: skip
     if isinstance(weight, PackedWeight):
-        bits = 8 if weight.quants.dtype == torch.int8 else 4
-        tile = _packed_tiling(num_outputs, weight.num_groups, gated and bits == 8)
-        max_programs = _num_multiprocessors(x.device) * (4 if num_outputs >= _LARGE_OUTPUT else 2)
+        tile, programs = _packed_tiling(num_outputs, weight.num_groups, gated and weight.quants.dtype == torch.int8)
+        max_programs = programs * _num_multiprocessors(x.device)
         multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
-            y, x, *packed_arguments(weight), *arguments, GROUPS=weight.num_groups, BITS=bits,
-            OFFSETS=weight.offsets is not None, LEVELS=1 if weight.group_scales is None else 2, DP4A=x.is_cuda,
-            **options, **tile,
-        )  # fmt: skip
+            y, x, *packed_arguments(weight), *arguments, DP4A=x.is_cuda, **packed_format(weight), **options, **tile
+        )
     else:
         tile = _tiling(num_outputs, num_inputs, gated)
         assert len(x) == 1, "PyTorch's product is faster for several rows"
@@ -67,6 +66,35 @@ def packed_arguments(weight: PackedWeight) -> tuple[Tensor, ...]:
     parts = (weight.offsets, weight.group_scales, weight.group_offsets)
     absent = weight.scales
     return weight.quants.view(torch.int32), weight.scales, *(absent if part is None else part for part in parts)
+
+
+def packed_format(weight: PackedWeight) -> dict[str, int]:
+    """Return the options by which the kernels know the format of a packed weight."""
+    return {
+        "GROUPS": weight.num_groups, "BITS": 8 if weight.quants.dtype == torch.int8 else 4,
+        "OFFSETS": weight.offsets is not None, "LEVELS": 1 if weight.group_scales is None else 2,
+    }  # fmt: skip
+
+
+def plain_linear(x: Tensor, projection: Projection) -> Tensor:
+    """Return the product of x (T, K) with a projection (N, K), in PyTorch: a packed weight is unpacked before."""
+    weight = projection.weight
+    assert not isinstance(weight, PackedParts), "rows of different formats are only kept for the CPU"
+    return functional.linear(x, weight if isinstance(weight, Tensor) else unpack(weight, x.dtype), projection.bias)
+
+
+def unpack(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    """Return a packed weight as a plain matrix (N, K)."""
+    from clearhead.backends.cuda.triton_unpacking import unpack_rows
+
+    y = torch.empty(weight.shape, dtype=dtype, device=weight.quants.device)
+    block = min(_UNPACKED_GROUPS, power_of_two(weight.num_groups))
+    grid = -(-len(y) // _UNPACKED_ROWS), -(-weight.num_groups // block)
+    unpack_rows[grid](
+        y, *packed_arguments(weight), len(y), K=weight.columns, BLOCK_N=_UNPACKED_ROWS, BLOCK_G=block, num_warps=4,
+        **packed_format(weight),
+    )  # fmt: skip
+    return y
 
 
 def attend(
@@ -130,17 +158,30 @@ def _tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     return {"BLOCK_N": rows, "BLOCK_K": columns, "num_warps": warps}
 
 
-def _packed_tiling(num_rows: int, num_groups: int, is_wide: bool) -> dict[str, int]:
-    """Return the tile of the packed kernel, which is as wide as the matrix.
+def _packed_tiling(num_rows: int, num_groups: int, is_wide: bool) -> tuple[dict[str, int], int]:
+    """Return the tile of the packed kernel, which is as wide as the matrix, and its programs per multiprocessor.
 
-    is_wide: a program holds rows of a gate and of up in 8 bits, so it has fewer of them and more warps; on an
-    H200 the gate of Llama 8B takes 31 µs instead of 37.
+    is_wide: a program holds rows of a gate and of up in 8 bits. Of some 50 combinations for each shape, these are the
+    best in the captured step of Llama 8B, and good in that of 1B, on an H200. Alone, other tiles are faster; in the
+    step, a kernel that leaves registers free lets the next one load its first weights earlier.
     """
-    block = 1 << (num_groups - 1).bit_length()
+    block = power_of_two(num_groups)
     if is_wide:
-        return {"BLOCK_N": max(2, 256 // block), "BLOCK_G": block, "num_warps": 8 if block >= 128 else 4}
-    groups_per_tile = 512 if num_rows >= _LARGE_OUTPUT else 1024
-    return {"BLOCK_N": max(2, groups_per_tile // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
+        groups, warps, programs = (1024, 8, 1) if block >= 128 else (512, 4, 3)
+    elif num_rows >= _LARGE_OUTPUT:
+        groups, warps, programs = 512, 4 if block <= 128 else 8, 4
+    elif block >= 512:
+        groups, warps, programs = 2048, 16, 1
+    elif block <= 128 and 1 << 18 <= num_rows * block <= 1 << 19:  # each program then has one tile
+        groups, warps, programs = 2048, 8, 2
+    else:
+        groups, warps, programs = 1024, 4 if block <= 128 else 8, 2
+    return {"BLOCK_N": max(2, groups // block), "BLOCK_G": block, "num_warps": warps}, programs
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less than `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 @lru_cache

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.backends.cuda.launch import power_of_two
 from clearhead.model import ACTIVATIONS, MixtureLayer, apply_softcap
 
 _MAX_KERNEL_ROWS = 16  # up to this many tokens, each one reads the matrices of its own experts
@@ -50,8 +51,9 @@ class MixtureBranch:
         weights, chosen = x.new_empty(shape), torch.empty(shape, dtype=torch.int64, device=x.device)
         epsilon = config.renormalize_epsilon
         choose_experts[(len(x),)](
-            chosen, weights, logits, epsilon or 0.0, config.scale, E=num_experts, BLOCK_E=_power_of_two(num_experts),
-            CHOSEN=router.num_chosen, SIGMOID=config.score == "sigmoid", RENORMALIZE=epsilon is not None, num_warps=1,
+            chosen, weights, logits, epsilon or 0.0, config.scale, E=num_experts,
+            BLOCK_E=max(16, power_of_two(num_experts)), CHOSEN=router.num_chosen, SIGMOID=config.score == "sigmoid",
+            RENORMALIZE=epsilon is not None, num_warps=1,
         )  # fmt: skip
         return weights, chosen
 
@@ -68,13 +70,13 @@ class MixtureBranch:
             inner, x, module.up if module.gate is None else module.gate, module.up, chosen, weights,
             F=expert_width, D=width, CHOSEN=num_chosen, GATED=module.gate is not None,
             ACTIVATION=module.config.expert.activation, WEIGH=weighs_input, BLOCK_N=8,
-            BLOCK_K=min(1024, _power_of_two(width)), num_warps=4,
+            BLOCK_K=min(1024, max(16, power_of_two(width))), num_warps=4,
         )  # fmt: skip
         y = torch.empty_like(x)
         close_experts[num_tokens, -(-width // 8)](
             y, inner, module.down, chosen, weights,
             F=expert_width, D=width, CHOSEN=num_chosen, WEIGH=not weighs_input, BLOCK_N=8,
-            BLOCK_K=min(1024, _power_of_two(expert_width)), num_warps=4,
+            BLOCK_K=min(1024, max(16, power_of_two(expert_width))), num_warps=4,
         )  # fmt: skip
         return y
 
@@ -107,7 +109,3 @@ def _grouped_product(x: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     bounds = [0, *ends.tolist()]
     parts = [x[start:stop] @ matrix.T for start, stop, matrix in zip(bounds, bounds[1:], matrices, strict=False)]
     return torch.cat(parts)
-
-
-def _power_of_two(number: int) -> int:
-    return max(16, 1 << (number - 1).bit_length())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.async_tokens import AsyncTokens
-from clearhead.backends.cuda.launch import fused_linear
+from clearhead.backends.cuda.launch import fused_linear, plain_linear
 from clearhead.backends.cuda.paged_encoder import PagedEncoder
 from clearhead.backends.cuda.paged_launch import add_and_normalize, read_columns
 from clearhead.backends.cuda.paged_layers import build_layers, run_layers, run_layers_in_kernels
@@ -181,7 +181,8 @@ class PagedDecoder:
         )
         if is_product and len(x) <= self.max_kernel_rows:
             return fused_linear(x, self.head, norm=norm)
-        return self.network.compute_logits(x if norm is None else add_and_normalize(x, None, norm))
+        normed = x if norm is None else add_and_normalize(x, None, norm)
+        return plain_linear(normed, self.head) if is_product else self.network.compute_logits(normed)
 
 
 class CapturedStep:

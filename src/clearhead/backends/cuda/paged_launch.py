@@ -19,7 +19,7 @@ from clearhead.architecture import (
     RotatedHeadNorm,
     SlidingWindow,
 )
-from clearhead.backends.cuda.launch import dependent_launch
+from clearhead.backends.cuda.launch import dependent_launch, power_of_two
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering import LoweredAttention
 from clearhead.backends.lowering_norms import NormModule, lower_norm
@@ -88,7 +88,7 @@ def attend_pages(
         layer.cosine, layer.sine, query_norm, key_norm, layer.bias, layer.buckets, tables.stride(0),
         *_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
         CROSS=cross, GROUP=states.shape[2], SPANS=states.shape[1], **flags,
-        **_decode_tile(len(states)), **options,
+        **_decode_tile(len(states), config.head_width), **options,
     )  # fmt: skip
     return y
 
@@ -213,10 +213,10 @@ def _score_options(layer: PagedAttention, factor: float = 1.0) -> tuple[tuple[fl
     return (*numbers, 1 if temperature is None else temperature.floor), flags
 
 
-def _decode_tile(num_programs: int) -> dict[str, int]:
+def _decode_tile(num_programs: int, head_width: int) -> dict[str, int]:
     """Return the tile of `attend_pages`: the best of nine on an H200, for Llama 1B and 8B and 1 to 256 sequences."""
     if num_programs < _FEW_PROGRAMS:
-        return {"BLOCK": 64, "num_warps": 4, "MIN_SPAN": 64}
+        return {"BLOCK": 64, "num_warps": 8 if head_width >= 128 else 4, "MIN_SPAN": 64}
     return {"BLOCK": 32, "num_warps": 2, "MIN_SPAN": _MIN_SPAN}
 
 
@@ -229,8 +229,3 @@ def _limits(pattern: AttentionPattern) -> tuple[int, int]:
 def _tile_width(head_width: int) -> int:
     """Return the columns of the tile that holds a head; tl.dot needs at least 16."""
     return max(16, power_of_two(head_width))
-
-
-def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not less than `number`."""
-    return 1 << (number - 1).bit_length()

@@ -13,11 +13,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from clearhead.architecture import Alibi, Experts, FeedForward, GroupedAttention, RelativeBuckets, Rope
 from clearhead.backends.cuda.latent import LatentBranch, build_latent_branch
-from clearhead.backends.cuda.launch import fused_linear
+from clearhead.backends.cuda.launch import fused_linear, plain_linear
 from clearhead.backends.cuda.mixture import MixtureBranch
 from clearhead.backends.cuda.paged_launch import PagedAttention, activate, add_and_normalize
 from clearhead.backends.cuda.paged_steps import Step
@@ -278,7 +277,7 @@ def linear(x: Tensor, projection: Projection) -> Tensor:
     """Return the product of x (T, K) with a projection (N, K): one row in the Triton kernel, more in PyTorch's."""
     if len(x) == 1:
         return fused_linear(x, projection)
-    return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
+    return plain_linear(x, projection)
 
 
 def _normalize(branch: Tensor, norm: nn.Module) -> Tensor:

@@ -171,11 +171,11 @@ def multiply_packed_row(
     residual += tl.program_id(1) * N
     group = tl.arange(0, BLOCK_G)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    words, scale, late_scale, offset = _load_groups(
+    words, scale, late_scale, offset = load_groups(
         quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
     )
     if GATED:
-        up_words, up_scale, late_up_scale, up_offset = _load_groups(
+        up_words, up_scale, late_up_scale, up_offset = load_groups(
             quants, scales, offsets, group_scales, group_offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS, LEVELS
         )
     if PDL:
@@ -199,7 +199,7 @@ def multiply_packed_row(
     low, high = _pack_bytes(low * inverse_scale), _pack_bytes(high * inverse_scale)
     for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
         next_n = n + tl.num_programs(0) * BLOCK_N
-        next_words, next_scale, late_next_scale, next_offset = _load_groups(
+        next_words, next_scale, late_next_scale, next_offset = load_groups(
             quants, scales, offsets, group_scales, group_offsets, next_n, group, N, GROUPS, BITS, OFFSETS, LEVELS
         )
         total = _dot_groups(words, scale, late_scale, offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A)
@@ -208,7 +208,7 @@ def multiply_packed_row(
             total_up = _dot_groups(
                 up_words, up_scale, late_up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A
             )
-            up_words, up_scale, late_up_scale, up_offset = _load_groups(
+            up_words, up_scale, late_up_scale, up_offset = load_groups(
                 quants, scales, offsets, group_scales, group_offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS,
                 LEVELS,
             )  # fmt: skip
@@ -220,7 +220,7 @@ def multiply_packed_row(
 
 
 @triton.jit
-def _load_groups(
+def load_groups(
     quants, scales, offsets, group_scales, group_offsets, n, group, N,
     GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip

@@ -1,0 +1,49 @@
+"""A Triton kernel that turns packed weights into plain ones, for products of many rows.
+
+    unpack_rows[grid](y, ...)      y = scale · quant + offset, which reads and writes every byte once
+
+PyTorch's operations do the same in several passes over float32 values, which takes ten times as long.
+"""
+
+import triton
+import triton.language as tl
+
+from clearhead.backends.cuda.triton_products import load_groups
+
+
+@triton.jit
+def unpack_rows(
+    y, quants, scales, offsets, group_scales, group_offsets, N,
+    K: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Write W (N, K) to y. The packed W has GROUPS groups of 32 values per row, as in multiply_packed_row."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    group = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    words, scale, late_scale, offset = load_groups(
+        quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
+    )
+    place = tl.arange(0, 32)[None, None, :]
+    if BITS == 8:
+        values = _bytes_in_order(words)
+    else:  # byte j of a group holds its values j and j + 16
+        early, late = _bytes_in_order(words & 0x0F0F0F0F), _bytes_in_order((words >> 4) & 0x0F0F0F0F)
+        values = tl.reshape(tl.trans(tl.join(early, late), 0, 1, 3, 2), (BLOCK_N, BLOCK_G, 32))
+        if not OFFSETS:
+            values -= 8
+    factor = scale.to(tl.float32)[:, :, None]
+    if LEVELS == 2:
+        factor = tl.where(place < 16, factor, late_scale.to(tl.float32)[:, :, None])
+    plain = values.to(tl.float32) * factor
+    if OFFSETS:
+        plain += offset.to(tl.float32)[:, :, None]
+    column = group[None, :, None] * 32 + place
+    target = y + n[:, None, None].to(tl.int64) * K + column
+    tl.store(target, plain.to(y.dtype.element_ty), (n < N)[:, None, None] & (column < K))
+
+
+@triton.jit
+def _bytes_in_order(words):
+    """Return the signed bytes of words (N, G, W), those of a word side by side: (N, G, 4 W)."""
+    even = tl.interleave(words << 24 >> 24, words << 8 >> 24)
+    return tl.interleave(even, tl.interleave(words << 16 >> 24, words >> 24))
