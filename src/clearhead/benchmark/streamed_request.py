@@ -18,7 +18,7 @@ from typing import Any
 from clearhead.errors import ClearheadError
 
 _HOST = "127.0.0.1"
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 14
 _LAST_CHUNK = b"\r\n0\r\n\r\n"  # with the end of the chunk before it (RFC 9112, section 7.1)
 
 Parts = Sequence[tuple[float, bytes]]  # what was received, with the times (time.perf_counter)
