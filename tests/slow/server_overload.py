@@ -31,7 +31,7 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "ignor
 HEADERS = {"Content-Type": "application/json"}
 NUM_CANCELS = 200
 CLIENT_SECONDS = 120
-GATHER_SECONDS = 0.001  # how much later an answer may count as arrived: each one would wake the clients
+GATHER_SECONDS = 0.0002  # how much later an answer may count as arrived: each one would wake the clients
 
 
 def run_overload(url, seconds, max_concurrent, factor, pid=None):
