@@ -3,8 +3,6 @@
 app = create_app(ServerState(ServerSettings()))
 """
 
-from functools import partial
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,7 +16,6 @@ from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.json_text import encode_json
 from clearhead.server.page_routes import page_paths, page_routes
-from clearhead.server.quick_refusal import refuse_quickly
 from clearhead.server.routes import api_routes
 from clearhead.server.security import Guard
 from clearhead.server.state import ServerState
@@ -44,7 +41,7 @@ def create_app(state: ServerState) -> Starlette:
         middleware.insert(0, cors)
     handlers = {ApiError: _answer_api_error, ClearheadError: _answer_invalid, HTTPException: _answer_http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)  # type: ignore[arg-type]
-    app.state.server, app.state.refuse = state, partial(refuse_quickly, state)
+    app.state.server = state
     return app
 
 

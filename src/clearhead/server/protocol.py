@@ -1,20 +1,21 @@
 """The HTTP protocol of uvicorn with time limits for headers and for clients that do not read, and with direct writing.
 
-An application with a function `state.refuse` can answer requests for which there is no room before they are parsed.
+It refuses requests for which there is no room without parsing them.
 
 config = uvicorn.Config(app, http=limited_protocol(Limits()))
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState as UvicornState
 
+from clearhead.server.quick_refusal import Refused, refuse_quickly
 from clearhead.server.settings import Limits
+from clearhead.server.state import ServerState
 
 CONNECTION = "clearhead.connection"  # in the state of an ASGI scope: the connection of the request
 
@@ -27,18 +28,6 @@ class Connection(Protocol):
 
     def cut_off(self) -> None:
         """Close the connection without waiting for the client to read."""
-
-
-class Refused(NamedTuple):
-    """A request that is refused before it is parsed."""
-
-    answer: bytes
-    num_bytes: int  # length of the request with its body, which may not have arrived completely
-    closes: bool  # whether the client wants the connection to be closed afterwards
-
-
-# Gets what has arrived, from the beginning of a request on, and the headers of every answer.
-Refuse = Callable[[bytes, Sequence[tuple[bytes, bytes]]], Refused | None]
 
 
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
@@ -65,7 +54,7 @@ class LimitedProtocol(H11Protocol):
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
-        self.refuse: Refuse | None = getattr(getattr(config.app, "state", None), "refuse", None)
+        self.clearhead_state: ServerState = config.app.state.server  # type: ignore[union-attr]
         self.num_unread = 0  # bytes of the body of a refused request that have not arrived
         self.closes_when_read = False
 
@@ -77,10 +66,7 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read data; complete headers stop the timer."""
         data = self.skip_body(data)
-        while data and self.refuse is not None and self.begins_request:
-            refused = self.refuse(data, self.server_state.default_headers)
-            if refused is None:
-                break
+        while data and self.begins_request and (refused := self.refuse(data)) is not None:
             data = self.finish_refused(refused, data)
         if data:
             super().data_received(data)
@@ -91,6 +77,10 @@ class LimitedProtocol(H11Protocol):
         """Whether the next byte is the first one of a request, and the client has read all earlier answers."""
         is_idle = self.conn.our_state is self.conn.their_state is h11.IDLE
         return is_idle and not self.conn.trailing_data[0] and not self.transport.get_write_buffer_size()
+
+    def refuse(self, data: bytes) -> Refused | None:
+        """Return the refusal of the request that begins with `data`, or None."""
+        return refuse_quickly(self.clearhead_state, data, self.server_state.default_headers)
 
     def finish_refused(self, refused: Refused, data: bytes) -> bytes:
         """Answer a refused request; return what has arrived after it."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from clearhead.server.api_errors import ApiError
 from clearhead.server.json_text import encode_json
-from clearhead.server.protocol import Refused
 from clearhead.server.security import check_host
 from clearhead.server.settings import ServerSettings
 from clearhead.server.state import ServerState
@@ -26,6 +25,14 @@ _HEADERS = re.compile(  # those that say where the request ends, or what else it
 )
 _USUAL_HEADERS = {b"host", b"content-length", b"connection"}
 _MAX_DIGITS = 18
+
+
+class Refused(NamedTuple):
+    """A request that is refused."""
+
+    answer: bytes
+    num_bytes: int  # length of the request with its body, which may not have arrived completely
+    closes: bool  # whether the client wants the connection to be closed afterwards
 
 
 def refuse_quickly(state: ServerState, data: bytes, default_headers: Sequence[tuple[bytes, bytes]]) -> Refused | None:
