@@ -8,7 +8,6 @@ settings            addresses, keys, limits
 lifecycle           listen, load, serve, drain
 processes           one server in several processes, which divide the model
 protocol            time limits of connections, and writing without waiting
-quick_refusal       429 for requests that need not be parsed, since the queue is full
 app                 the routes behind the guard
 security            Guard: hosts, keys, ids of requests, uncaught errors
 routes              from HTTP to the functions below and back

@@ -25,16 +25,11 @@ class Admission:
         self.num_texts = self.num_tokens = self.num_requests = 0
         self._mean_seconds = 1.0  # duration of a text, from its admission to its end
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request is accepted."""
-        return self.num_requests >= self.max_texts
-
     @contextmanager
     def request(self) -> Iterator["Admitted"]:
         """Count a request while it is answered. Raise ApiError with status 429 if there are too many."""
-        if self.is_full:
-            raise self.full_error()
+        if self.num_requests >= self.max_texts:
+            raise self._full(f"{self.num_requests} requests are waiting or running")
         admitted = Admitted(self)
         self.num_requests += 1
         try:
@@ -65,10 +60,6 @@ class Admission:
         """When a place in the queue should be free: the time in which one of the running texts ends."""
         seconds = self._mean_seconds / self.max_concurrent
         return min(max(math.ceil(seconds), 1), _MAX_RETRY_SECONDS)
-
-    def full_error(self) -> ApiError:
-        """Return the error for a further request if there are too many."""
-        return self._full(f"{self.num_requests} requests are waiting or running")
 
     def _full(self, what: str) -> ApiError:
         message = f"{what}, and the queue is full; try again in {self.retry_seconds} s"

@@ -1,7 +1,5 @@
 """The HTTP protocol of uvicorn with time limits for headers and for clients that do not read, and with direct writing.
 
-It refuses requests for which there is no room without parsing them.
-
 config = uvicorn.Config(app, http=limited_protocol(Limits()))
 """
 
@@ -13,9 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState as UvicornState
 
-from clearhead.server.quick_refusal import Refused, refuse_quickly
 from clearhead.server.settings import Limits
-from clearhead.server.state import ServerState
 
 CONNECTION = "clearhead.connection"  # in the state of an ASGI scope: the connection of the request
 
@@ -54,9 +50,6 @@ class LimitedProtocol(H11Protocol):
         super().__init__(config, server_state, {**app_state, CONNECTION: self}, _loop)
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
-        self.clearhead_state: ServerState = config.app.state.server  # type: ignore[union-attr]
-        self.num_unread = 0  # bytes of the body of a refused request that have not arrived
-        self.closes_when_read = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for headers."""
@@ -65,40 +58,8 @@ class LimitedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read data; complete headers stop the timer."""
-        data = self.skip_body(data)
-        while data and self.begins_request and (refused := self.refuse(data)) is not None:
-            data = self.finish_refused(refused, data)
-        if data:
-            super().data_received(data)
-            self.watch_headers()
-
-    @property
-    def begins_request(self) -> bool:
-        """Whether the next byte is the first one of a request, and the client has read all earlier answers."""
-        is_idle = self.conn.our_state is self.conn.their_state is h11.IDLE
-        return is_idle and not self.conn.trailing_data[0] and not self.transport.get_write_buffer_size()
-
-    def refuse(self, data: bytes) -> Refused | None:
-        """Return the refusal of the request that begins with `data`, or None."""
-        return refuse_quickly(self.clearhead_state, data, self.server_state.default_headers)
-
-    def finish_refused(self, refused: Refused, data: bytes) -> bytes:
-        """Answer a refused request; return what has arrived after it."""
-        self._unset_keepalive_if_required()
-        self.stop_header_timer()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self.server_state.total_requests += 1
-        self.transport.write(refused.answer)
-        self.num_unread, self.closes_when_read = refused.num_bytes, refused.closes
-        return self.skip_body(data)
-
-    def skip_body(self, data: bytes) -> bytes:
-        """Return what follows a refused request."""
-        rest, self.num_unread = data[self.num_unread :], max(self.num_unread - len(data), 0)
-        if self.closes_when_read and not self.num_unread:
-            self.transport.close()
-            return b""
-        return rest
+        super().data_received(data)
+        self.watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
