@@ -3,13 +3,15 @@
 import http.client
 import io
 import json
+import select
+import socket
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.benchmark.streamed_request import _LAST_CHUNK, parse_answer
+from clearhead.benchmark.streamed_request import _LAST_CHUNK, StreamedRequest, parse_answer
 from clearhead.errors import ClearheadError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -60,3 +62,33 @@ def test_a_refusal_is_an_error_with_its_reason():
     content = b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 13\r\n\r\n{"error": "x"}'
     with pytest.raises(ClearheadError, match=r"""the server refused a request: '{"error": "x"}'"""):
         list(parse_answer(cut(content, [5, 40])))
+
+
+def test_a_connection_is_used_again_after_a_stream_and_after_a_refusal():
+    refusal = b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 14\r\n\r\n{"error": "x"}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = server = None
+        received = []
+        for content in (answer_of([{"n": 1}], [9]), refusal, answer_of([{"n": 2}], [])):
+            request = StreamedRequest(listener.getsockname()[1], "/x", {}, connection)
+            server = server or listener.accept()[0]
+            received.append(server.recv(1000))
+            for part in (content[:5], content[5:-3]):
+                server.sendall(part)
+                wait_and_receive(request)
+                assert not request.is_complete
+            server.sendall(content[-3:])
+            wait_and_receive(request)
+            assert request.is_complete
+            assert b"".join(data for _, data in request.parts) == content
+            connection = request.socket
+        server.close()
+        wait_and_receive(request)
+        assert request.is_closed
+        request.close()
+    assert all(each.startswith(b"POST /x HTTP/1.1\r\n") for each in received)
+
+
+def wait_and_receive(request):
+    select.select([request.socket], [], [], 10)
+    request.receive()

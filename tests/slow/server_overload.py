@@ -68,12 +68,14 @@ def run_overload(url, seconds, max_concurrent, factor, pid=None):
 def _load(url, num_clients, seconds, period=0.0):
     """Let clients send requests, each at most one per `period`, until the time is over and all have their answers.
 
-    One thread serves all clients and parses their answers at the end, because it shares the processor with the server.
+    Clients keep their connections, as OpenAI's library does. One thread serves all of them and parses their answers at
+    the end, because it shares the processor with the server.
     """
     started, health = time.perf_counter(), []
     deadline = started + seconds
     starts = [(started + period * number / num_clients, number) for number in range(num_clients)]
     clients, answers, counts, num_failed = selectors.DefaultSelector(), [], [_num_tokens(url)], 0
+    idle = []  # connections
 
     def watch():
         while time.perf_counter() < deadline:
@@ -93,7 +95,7 @@ def _load(url, num_clients, seconds, period=0.0):
             if starts_at >= deadline:
                 continue
             try:
-                request = StreamedRequest(urlsplit(url).port, "/v1/completions", BODY)
+                request = StreamedRequest(urlsplit(url).port, "/v1/completions", BODY, idle.pop() if idle else None)
             except OSError:
                 num_failed += 1
                 heapq.heappush(starts, (now + max(period, 0.01), number))
@@ -106,10 +108,12 @@ def _load(url, num_clients, seconds, period=0.0):
             request.receive()
             if request.is_complete:
                 clients.unregister(request.socket)
-                request.close()
+                request.close() if request.is_closed else idle.append(request.socket)
                 answers.append((sent, request.parts))
                 heapq.heappush(starts, (max(starts_at + period, time.perf_counter()), number))
     watcher.join()
+    for connection in idle:
+        connection.close()
     before, after, elapsed = counts
     return {
         **_read_answers(answers, num_failed),

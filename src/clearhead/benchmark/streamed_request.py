@@ -19,25 +19,28 @@ from clearhead.errors import ClearheadError
 
 _HOST = "127.0.0.1"
 _READ_BYTES = 1 << 14
+_STREAMED = b"HTTP/1.1 200 "
 _LAST_CHUNK = b"\r\n0\r\n\r\n"  # with the end of the chunk before it (RFC 9112, section 7.1)
 
 Parts = Sequence[tuple[float, bytes]]  # what was received, with the times (time.perf_counter)
 
 
 class StreamedRequest:
-    """A POST request with a JSON body, sent when it is created, and its answer in chunks."""
+    """A POST request with a JSON body, sent when it is created, and its answer, usually in chunks."""
 
-    def __init__(self, port: int, path: str, body: dict[str, Any]):
+    def __init__(self, port: int, path: str, body: dict[str, Any], connection: socket.socket | None = None):
+        """connection: one on which an earlier answer is complete; None opens one."""
         content = json.dumps(body).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {_HOST}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
         )
-        self.socket = socket.create_connection((_HOST, port))
+        self.socket = connection or socket.create_connection((_HOST, port))
+        self.socket.setblocking(True)
         self.socket.sendall(head.encode() + content)
         self.socket.setblocking(False)
         self.parts: list[tuple[float, bytes]] = []
-        self.is_complete = False  # whether the last chunk has arrived, or the server has closed the connection
+        self.is_closed = False  # whether the server has closed the connection
         self._end = b""  # the last bytes that have arrived
 
     def receive(self) -> None:
@@ -50,11 +53,24 @@ class StreamedRequest:
             data = b""
         self.parts.append((time.perf_counter(), data))
         self._end = (self._end + data)[-len(_LAST_CHUNK) :]
-        self.is_complete = not data or self._end == _LAST_CHUNK
+        self.is_closed = not data
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole answer has arrived, or the server has closed the connection."""
+        return self.is_closed or self._end == _LAST_CHUNK or self._has_whole_refusal()
 
     def close(self) -> None:
         """Close the connection; a server then ends the request."""
         self.socket.close()
+
+    def _has_whole_refusal(self) -> bool:
+        """Return whether the answer is no stream, and complete."""
+        if not self.parts or self.parts[0][1].startswith(_STREAMED):
+            return False
+        head, _, content = b"".join(data for _, data in self.parts).partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\nContent-Length: *(\d+)", head)
+        return length is not None and len(content) >= int(length[1])
 
 
 def parse_answer(parts: Parts) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -79,7 +95,7 @@ def parse_answer(parts: Parts) -> Iterator[tuple[float, dict[str, Any]]]:
 
 def _check_status(answer: bytes) -> None:
     head, _, content = answer.partition(b"\r\n\r\n")
-    if re.match(rb"HTTP/1\.\d 200 ", head) is None:
+    if not head.startswith(_STREAMED):
         raise ClearheadError(f"the server refused a request: {(content or head).decode(errors='replace')[:200]!r}")
 
 
