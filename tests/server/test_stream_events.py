@@ -63,8 +63,9 @@ def test_a_template_gives_the_bytes_of_the_json(kind, model, pieces, include_usa
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_most_events_need_no_json(kind, monkeypatch):
-    form = make_format(kind)
+@pytest.mark.parametrize("usage", [False, True])
+def test_most_events_need_no_json(kind, usage, monkeypatch):
+    form = make_format(kind, include_usage=usage, continuous_usage=usage)
     encoder = EventEncoder(form, lambda: Usage(1, 1, 0))
     encoder.encode([Piece(0, "a")])
     monkeypatch.setattr(form, "chunks", None)

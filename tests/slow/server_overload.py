@@ -9,10 +9,12 @@ again on its port and give the same text. Server and clients are different proce
 """
 
 import argparse
+import heapq
 import http.client
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import subprocess
@@ -23,10 +25,13 @@ from collections import Counter
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from clearhead.benchmark.streamed_request import StreamedRequest, parse_answer
+
 BODY = {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "ignore_eos": True, "stream": True}
 HEADERS = {"Content-Type": "application/json"}
 NUM_CANCELS = 200
 CLIENT_SECONDS = 120
+GATHER_SECONDS = 0.0002  # how much later an answer may count as arrived: each one would wake the clients
 
 
 def run_overload(url, seconds, max_concurrent, factor, pid=None):
@@ -61,49 +66,78 @@ def run_overload(url, seconds, max_concurrent, factor, pid=None):
 
 
 def _load(url, num_clients, seconds, period=0.0):
-    """Let clients send requests, each at most one per `period`, until the time is over and all have their answers."""
-    found = {"statuses": Counter(), "texts": set(), "first_token_seconds": [], "health_seconds": [], "unanswered": 0}
-    lock, started = threading.Lock(), time.monotonic()
-    deadline = started + seconds
+    """Let clients send requests, each at most one per `period`, until the time is over and all have their answers.
 
-    def client(number):
-        starts_at = started + period * number / num_clients
-        while starts_at < deadline:
-            time.sleep(max(0.0, starts_at - time.monotonic()))
-            starts_at = max(starts_at + period, time.monotonic())
-            try:
-                status, text, first = ask(url)
-            except (OSError, http.client.HTTPException):
-                with lock:
-                    found["unanswered"] += 1
-                continue
-            with lock:
-                found["statuses"][status] += 1
-                if status == 200:
-                    found["texts"].add(text)
-                    found["first_token_seconds"].append(first)
+    Clients keep their connections, as OpenAI's library does. One thread serves all of them and parses their answers at
+    the end, because it shares the processor with the server.
+    """
+    started, health = time.perf_counter(), []
+    deadline = started + seconds
+    starts = [(started + period * number / num_clients, number) for number in range(num_clients)]
+    clients, answers, counts, num_failed = selectors.DefaultSelector(), [], [_num_tokens(url)], 0
+    idle = []  # connections
 
     def watch():
-        while time.monotonic() < deadline:
-            asked = time.monotonic()
+        while time.perf_counter() < deadline:
+            asked = time.perf_counter()
             assert _get(url, "/health")[0] == 200
-            found["health_seconds"].append(time.monotonic() - asked)
+            health.append(time.perf_counter() - asked)
             time.sleep(0.5)
+        counts.append(_num_tokens(url))  # while all places are taken
+        counts.append(time.perf_counter() - started)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
-    threads.append(threading.Thread(target=watch))
-    tokens_before = _num_tokens(url)
-    for thread in threads:
-        thread.start()
-    time.sleep(max(0.0, deadline - time.monotonic()))
-    num_tokens, elapsed = _num_tokens(url) - tokens_before, time.monotonic() - started  # with all places taken
-    for thread in threads:
-        thread.join()
-    rates = {
-        "tokens_per_second": num_tokens / elapsed,
-        "requests_per_second": num_tokens / BODY["max_tokens"] / elapsed,
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    while clients.get_map() or starts:
+        assert time.perf_counter() < deadline + CLIENT_SECONDS, f"{len(clients.get_map())} requests have no answer"
+        while starts and starts[0][0] <= (now := time.perf_counter()):
+            starts_at, number = heapq.heappop(starts)
+            if starts_at >= deadline:
+                continue
+            try:
+                request = StreamedRequest(urlsplit(url).port, "/v1/completions", BODY, idle.pop() if idle else None)
+            except OSError:
+                num_failed += 1
+                heapq.heappush(starts, (now + max(period, 0.01), number))
+                continue
+            clients.register(request.socket, selectors.EVENT_READ, (request, now, starts_at, number))
+        clients.select(max(0.0, min(starts[0][0] - now, 1.0)) if starts else 1.0)
+        time.sleep(GATHER_SECONDS)
+        for key, _ in clients.select(0):
+            request, sent, starts_at, number = key.data
+            request.receive()
+            if request.is_complete:
+                clients.unregister(request.socket)
+                request.close() if request.is_closed else idle.append(request.socket)
+                answers.append((sent, request.parts))
+                heapq.heappush(starts, (max(starts_at + period, time.perf_counter()), number))
+    watcher.join()
+    for connection in idle:
+        connection.close()
+    before, after, elapsed = counts
+    return {
+        **_read_answers(answers, num_failed),
+        "health_seconds": health,
+        "tokens_per_second": (after - before) / elapsed,
+        "requests_per_second": (after - before) / BODY["max_tokens"] / elapsed,
+        "seconds": elapsed,
     }
-    return {**found, **rates, "seconds": elapsed}
+
+
+def _read_answers(answers, num_unanswered):
+    """Return what clients got; answers: when each request was sent, and the parts of its answer."""
+    found = {"statuses": Counter(), "texts": set(), "first_token_seconds": [], "unanswered": num_unanswered}
+    for sent, parts in answers:
+        status = re.match(rb"HTTP/1\.1 (\d+) ", b"".join(data for _, data in parts))
+        if status is None:
+            found["unanswered"] += 1
+            continue
+        found["statuses"][int(status[1])] += 1
+        if status[1] == b"200":
+            events = list(parse_answer(parts))
+            found["texts"].add("".join(event["choices"][0]["text"] for _, event in events))
+            found["first_token_seconds"].append(events[0][0] - sent)
+    return found
 
 
 def ask(url, **changes):

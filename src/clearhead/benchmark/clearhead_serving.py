@@ -3,6 +3,7 @@
 engine = ClearheadServing(target, "int4"); engine.open(concurrency=8, capacity=128)
 """
 
+import time
 from collections.abc import Sequence
 
 from clearhead.benchmark.clearhead_engine import accelerate_or_explain, copy_network
@@ -30,6 +31,7 @@ class ClearheadServing(ServingEngine):
         self.network: Transformer | None = None
         self.engine: Engine | None = None
         self.numbers: dict[int, int] = {}  # the engine's id -> the number of the request
+        self.token_times: dict[int, list[float]] = {}
 
     def open(self, concurrency: int, capacity: int) -> None:
         if self.network is None:
@@ -46,12 +48,18 @@ class ClearheadServing(ServingEngine):
         request = Request(prompt=prompt, options=SamplingOptions(max_new_tokens=num_tokens))
         self.numbers[self.engine.add(request)] = number
 
-    def wait(self) -> list[tuple[int, int]]:
+    def wait(self) -> list[int]:
         assert self.engine is not None
-        events = self.engine.step()
+        events, now = self.engine.step(), time.perf_counter()
         if failed := next((event for event in events if event.error is not None), None):
             raise ClearheadError(f"{self} failed: {failed.error}")
-        return [(self.numbers[event.request_id], 1) for event in events]
+        for event in events:
+            self.token_times.setdefault(self.numbers[event.request_id], []).append(now)
+        return [self.numbers[event.request_id] for event in events if event.finish_reason is not None]
+
+    def take_token_times(self) -> dict[int, list[float]]:
+        taken, self.token_times = self.token_times, {}
+        return taken
 
     def close(self) -> None:
         self.network = self.engine = None

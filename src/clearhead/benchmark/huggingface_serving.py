@@ -5,6 +5,7 @@
 Its scheduler runs in a thread of this process.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,8 @@ class HuggingFaceServing(ServingEngine):
             raise ClearheadError("the installed version has no continuous batching; run: pip install -U transformers")
         self.network: Any = None
         self.manager: Any = None
-        self.numbers: dict[str, int] = {}  # the manager's id -> the number of the request
-        self.num_received: dict[str, int] = {}  # tokens, by the manager's ids
+        self.asked: dict[str, tuple[int, int]] = {}  # the manager's id -> the number of the request, and of its tokens
+        self.token_times: dict[int, list[float]] = {}
 
     def open(self, concurrency: int, capacity: int) -> None:
         if self.network is None:
@@ -55,19 +56,25 @@ class HuggingFaceServing(ServingEngine):
         )
         if request_id is None:
             raise ClearheadError(f"{self} failed: its thread has ended")
-        self.numbers[request_id], self.num_received[request_id] = number, 0
+        self.asked[request_id], self.token_times[number] = (number, num_tokens), []
 
-    def wait(self) -> list[tuple[int, int]]:
-        output = self.manager.get_result(timeout=1)
+    def wait(self) -> list[int]:
+        output, now = self.manager.get_result(timeout=1), time.perf_counter()
         if output is None and not self.manager.is_running():
             raise ClearheadError(f"{self} failed: its thread has ended")
         if output is None:
             return []
         if output.error is not None:
             raise ClearheadError(f"{self} failed: {output.error}")
-        count = len(output.generated_tokens) - self.num_received[output.request_id]
-        self.num_received[output.request_id] += count
-        return [(self.numbers[output.request_id], count)]
+        number, num_tokens = self.asked[output.request_id]
+        times = self.token_times[number]
+        was_finished = len(times) >= num_tokens
+        times += [now] * (len(output.generated_tokens) - len(times))
+        return [number] if len(times) >= num_tokens and not was_finished else []
+
+    def take_token_times(self) -> dict[int, list[float]]:
+        taken, self.token_times = self.token_times, {}
+        return taken
 
     def close(self) -> None:
         self._stop()

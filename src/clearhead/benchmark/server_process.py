@@ -3,7 +3,8 @@
     engine = LlamaServer(target, "int4"); engine.open(concurrency=8, capacity=128)    # a ServerProcess
 
 A subclass gives the command, the body of a request, and how many tokens an event reports. One thread sends and receives
-everything, in the same way for every server.
+everything, in the same way for every server. It parses the answers when all have arrived, because it shares the
+processor with the server.
 """
 
 import http.client
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clearhead.benchmark.serving_engine import ServingEngine
-from clearhead.benchmark.streamed_request import StreamedRequest
+from clearhead.benchmark.streamed_request import Parts, StreamedRequest, parse_answer
 from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.errors import ClearheadError
 
 _START_SECONDS = 600.0  # large models take minutes to load from a slow disk
+_GATHER_SECONDS = 0.0002  # how much later a token may count as arrived
 _OUR_SETTINGS = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")  # clearhead sets them for its own threads
 
 
@@ -32,7 +34,6 @@ class _Answer:
 
     number: int
     stream: StreamedRequest
-    num_tokens: int = 0  # tokens that have arrived
 
 
 class ServerProcess(ServingEngine):
@@ -48,6 +49,7 @@ class ServerProcess(ServingEngine):
         self.port = 0
         self.selector = selectors.DefaultSelector()
         self.answers: set[_Answer] = set()  # those that are not complete yet
+        self.received: dict[int, Parts] = {}  # complete answers, by the number of the request
 
     @abstractmethod
     def command(self, concurrency: int, capacity: int) -> list[str]:
@@ -81,21 +83,32 @@ class ServerProcess(ServingEngine):
         self.answers.add(answer)
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
 
-    def wait(self) -> list[tuple[int, int]]:
-        arrived = []
-        for key, _ in self.selector.select(timeout=1):
+    def wait(self) -> list[int]:
+        finished = []
+        ready = self.selector.select(timeout=1)
+        if len(ready) < len(self.answers):  # others may follow at once, and each would wake this thread
+            time.sleep(_GATHER_SECONDS)
+            ready = self.selector.select(timeout=0)
+        for key, _ in ready:
             answer: _Answer = key.data
-            num_before = answer.num_tokens
-            for event in answer.stream.read():
-                # A token that ends within a character is sent with the next one.
-                count = self.num_tokens_in(event)
-                answer.num_tokens = answer.num_tokens if count is None else count
-            if answer.stream.is_closed:
+            answer.stream.receive()
+            if answer.stream.is_complete:
                 self._forget(answer)
-            if answer.num_tokens > num_before:
-                arrived.append((answer.number, answer.num_tokens - num_before))
+                self.received[answer.number] = answer.stream.parts
+                finished.append(answer.number)
         self._check_running()
-        return arrived
+        return finished
+
+    def take_token_times(self) -> dict[int, list[float]]:
+        received, self.received = self.received, {}
+        return {number: self._token_times(parts) for number, parts in received.items()}
+
+    def _token_times(self, parts: Parts) -> list[float]:
+        """Return when each token arrived. A token that ends within a character is sent with the next one."""
+        times: list[float] = []
+        for arrived, event in parse_answer(parts):
+            times += [arrived] * ((self.num_tokens_in(event) or 0) - len(times))
+        return times
 
     def close(self) -> None:
         for answer in list(self.answers):

@@ -1,7 +1,8 @@
 """The interface of engines that answer many requests at once, which `clearhead bench serve` measures.
 
     engine.open(concurrency=8, capacity=128)
-    engine.send(0, prompt_ids, num_tokens=64); arrived = engine.wait(); engine.close()
+    engine.send(0, prompt_ids, num_tokens=64); finished = engine.wait()
+    times = engine.take_token_times(); engine.close()
 
 All tokens are greedy, and no engine stops early: end tokens are treated like any other token.
 """
@@ -30,8 +31,12 @@ class ServingEngine(ABC):
         """Send a request without waiting for it; `number` names it in `wait`."""
 
     @abstractmethod
-    def wait(self) -> list[tuple[int, int]]:
-        """Wait for new tokens; return the requests that got some, and how many. The list may be empty."""
+    def wait(self) -> list[int]:
+        """Wait for new tokens; return the requests that have got all of theirs. The list may be empty."""
+
+    @abstractmethod
+    def take_token_times(self) -> dict[int, list[float]]:
+        """Return when each token of each finished request arrived (time.perf_counter), and forget these requests."""
 
     @abstractmethod
     def close(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from clearhead.benchmark.serving_engine import ServingEngine
+from clearhead.errors import ClearheadError
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ def run_load(engine: ServingEngine, prompts: Sequence[Sequence[int]], concurrenc
     """Send all prompts, at most `concurrency` at the same time, and return when each token arrived."""
     unsent = deque(enumerate(prompts))
     sent_at: dict[int, float] = {}
-    token_times: dict[int, list[float]] = {number: [] for number in range(len(prompts))}
 
     def send_next() -> None:
         if unsent:
@@ -71,18 +71,16 @@ def run_load(engine: ServingEngine, prompts: Sequence[Sequence[int]], concurrenc
         send_next()
     num_unfinished = len(prompts)
     while num_unfinished:
-        arrived = engine.wait()
-        now = time.perf_counter()
-        for number, count in arrived:
-            times = token_times[number]
-            times += [now] * count
-            assert len(times) <= num_tokens, f"{engine} generated more than {num_tokens} tokens"
-            if len(times) == num_tokens:
-                num_unfinished -= 1
-                send_next()
+        for _ in engine.wait():
+            num_unfinished -= 1
+            send_next()
+    token_times = engine.take_token_times()
+    for times in token_times.values():
+        if len(times) != num_tokens:
+            raise ClearheadError(f"{engine} generated {len(times)} tokens for a request instead of {num_tokens}")
     return LoadRun(
         seconds=max(times[-1] for times in token_times.values()) - sent_at[0],
-        first_token_seconds=[times[0] - sent_at[number] for number, times in token_times.items()],
+        first_token_seconds=[token_times[number][0] - sent_at[number] for number in sent_at],
         token_seconds=[after - before for times in token_times.values() for before, after in pairwise(times)],
         num_tokens=num_tokens * len(prompts),
     )

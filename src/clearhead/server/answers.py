@@ -76,10 +76,10 @@ class AnswerFormat(Protocol):
     def chunks(self, piece: Piece, usage: Usage) -> list[dict[str, Any]]:
         """Return the events of a stream for a piece of a text."""
 
-    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+    def text_chunk(self, index: int, text: str, usage: Usage) -> dict[str, Any] | None:
         """Return the event of a piece, after the first one, that is only text.
 
-        None: such events differ in more than the text.
+        None: such events differ in more than the text and the numbers of tokens.
         """
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:

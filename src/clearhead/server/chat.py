@@ -76,12 +76,11 @@ class ChatFormat:
             deltas.append(({}, message.take_scores(), message.finish_reason(piece.finish_reason)))
         return [self._chunk(piece.index, *delta, usage) for delta in deltas]
 
-    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
-        """Return the event of a piece that is only text; None if it may call tools, or has tokens or their number."""
-        asked = self._asked
-        if asked.tools is not None or asked.continuous_usage or asked.logprobs is not None:
+    def text_chunk(self, index: int, text: str, usage: Usage) -> dict[str, Any] | None:
+        """Return the event of a piece that is only text; None if it may call tools or has log-probabilities."""
+        if self._asked.tools is not None or self._asked.logprobs is not None:
             return None
-        return self._chunk(index, {"content": text}, [], None, None)
+        return self._chunk(index, {"content": text}, [], None, usage)
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the event with the numbers of tokens, if it was asked for."""

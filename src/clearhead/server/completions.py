@@ -64,11 +64,12 @@ class CompletionFormat:
         choice = self._choice(piece.index, piece.text, piece.scores, piece.finish_reason)
         return [self._object([choice], usage if self._asked.continuous_usage else None)]
 
-    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
-        """Return the event of a piece that is only text; None if tokens or their number are part of it."""
-        if self._asked.continuous_usage or self._asked.logprobs is not None:
+    def text_chunk(self, index: int, text: str, usage: Usage) -> dict[str, Any] | None:
+        """Return the event of a piece that is only text; None if log-probabilities are part of it."""
+        if self._asked.logprobs is not None:
             return None
-        return self._object([self._choice(index, text, [], None)], None)
+        choice = self._choice(index, text, [], None)
+        return self._object([choice], usage if self._asked.continuous_usage else None)
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the event with the numbers of tokens, if it was asked for."""

@@ -97,7 +97,7 @@ class ResponseFormat:
             events.append(self._text_event("response.output_text.delta", delta=piece.text, logprobs=[]))
         return events
 
-    def text_chunk(self, index: int, text: str) -> None:
+    def text_chunk(self, index: int, text: str, usage: Usage) -> None:
         """Return None: events have numbers."""
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
