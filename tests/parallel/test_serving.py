@@ -94,7 +94,7 @@ def test_an_encoder_decoder_in_float64_and_the_death_of_a_process(tmp_path):
     ids = {"decoder_start_token_id": 0, "eos_token_id": tokenizer.eos_id}
     Model(toy(translator(context=8192)), tokenizer, special_ids=ids).save(tmp_path / "toy")
     bodies = [{"prompt": text, "temperature": 0, "max_tokens": 20} for text in ("hello", "world", "a", "longertext")]
-    options = ("--dtype", "float64", "--deterministic", "--http-processes", "1")
+    options = ("--dtype", "float64", "--deterministic")
     single = serve(load(tmp_path / "toy", dtype="float64", fast=False), deterministic=True)
     with served(tmp_path / "toy", tmp_path, *options) as group, single as one:
         assert_same_answers(group.url, one.url, bodies, 1e-12)

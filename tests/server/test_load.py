@@ -18,13 +18,10 @@ LONG = {"prompt": "Hello", "max_tokens": 3000, "logit_bias": LETTERS}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-HTTP_PROCESSES = pytest.mark.parametrize("http_processes", [0, 2])
-
-
-@pytest.fixture(scope="module", params=[0, 2], ids="{} HTTP processes".format)
-def busy(request):
+@pytest.fixture(scope="module")
+def busy():
     """A server with few places and a long context."""
-    with serve(toy_model(context=4096), max_concurrent=2, max_queued=2, http_processes=request.param) as running:
+    with serve(toy_model(context=4096), max_concurrent=2, max_queued=2) as running:
         yield running
         running.wait_until_idle()
 
@@ -81,11 +78,9 @@ def test_a_request_with_more_texts_than_places_is_a_bad_request(busy):
 
 
 @pytest.mark.slow
-@HTTP_PROCESSES
-def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing_up(http_processes):
+def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing_up():
     limits = Limits(write_seconds=0.5)
-    options = {"max_concurrent": 2, "http_processes": http_processes}
-    with serve(toy_model(context=8192), limits=limits, **options) as server:
+    with serve(toy_model(context=8192), limits=limits, max_concurrent=2) as server:
         fields = {"stream": True, "n": 2, "max_tokens": 8000, "logprobs": 20}  # more than the buffers hold
         (connection,) = start_requests(server, 1, **fields)
         wait_for(lambda: server.service.admission.num_texts == 2)
@@ -95,10 +90,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing_up(http_proces
 
 
 @pytest.mark.slow
-@HTTP_PROCESSES
-def test_a_client_that_reads_late_holds_no_step_and_gets_everything(http_processes):
-    model, options = toy_model(context=4096), {"max_concurrent": 3, "http_processes": http_processes}
-    with serve(model, **options) as server, socket.socket() as connection:
+def test_a_client_that_reads_late_holds_no_step_and_gets_everything():
+    with serve(toy_model(context=4096), max_concurrent=3) as server, socket.socket() as connection:
         text = server.text(**LONG, temperature=0)
         before = server.service.statistics.num_generated_tokens
         body = json.dumps({**LONG, "n": 3, "stream": True, "logprobs": 20, "temperature": 0}).encode()
@@ -119,10 +112,9 @@ def test_a_client_that_reads_late_holds_no_step_and_gets_everything(http_process
         server.wait_until_idle()
 
 
-@HTTP_PROCESSES
-def test_an_old_client_gets_a_stream_without_chunks(http_processes):
+def test_an_old_client_gets_a_stream_without_chunks():
     with (
-        serve(toy_model(), http_processes=http_processes) as server,
+        serve(toy_model()) as server,
         socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection,
     ):
         body = json.dumps({**LONG, "max_tokens": 5, "stream": True}).encode()
@@ -138,9 +130,8 @@ def test_an_old_client_gets_a_stream_without_chunks(http_processes):
         assert len(events) == 5 + 2
 
 
-@HTTP_PROCESSES
-def test_slow_headers_and_bodies_end(http_processes):
-    with serve(toy_model(), limits=Limits(header_seconds=0.3), http_processes=http_processes) as server:
+def test_slow_headers_and_bodies_end():
+    with serve(toy_model(), limits=Limits(header_seconds=0.3)) as server:
         port = int(server.url.rsplit(":", 1)[1])
         for sent in (b"", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
             with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -148,7 +139,7 @@ def test_slow_headers_and_bodies_end(http_processes):
                 connection.settimeout(60)
                 assert connection.recv(1000) == b""
         server.wait_until_idle()
-    with serve(toy_model(), limits=Limits(body_seconds=0.3), http_processes=http_processes) as server:
+    with serve(toy_model(), limits=Limits(body_seconds=0.3)) as server:
         port = int(server.url.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
@@ -166,9 +157,8 @@ def test_a_request_that_takes_too_long_ends():
         server.wait_until_idle()
 
 
-@HTTP_PROCESSES
-def test_health_is_503_until_the_model_is_loaded_and_after_the_engine_ended(http_processes):
-    with serve(toy_model(), loads=False, http_processes=http_processes) as server:
+def test_health_is_503_until_the_model_is_loaded_and_after_the_engine_ended():
+    with serve(toy_model(), loads=False) as server:
         for path in ("/health", "/v1/models"):
             answer = server.get(path)
             assert answer.status_code == 503
@@ -176,7 +166,7 @@ def test_health_is_503_until_the_model_is_loaded_and_after_the_engine_ended(http
         assert server.post("/v1/completions", LONG).status_code == 503
         assert server.get("/version").status_code == 200
         assert server.get("/metrics").status_code == 200
-    with serve(toy_model(), http_processes=http_processes) as server:
+    with serve(toy_model()) as server:
         assert server.get("/health").json() == {"status": "ok"}
         server.service.worker.close()
         assert server.get("/health").status_code == 503

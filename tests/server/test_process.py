@@ -7,8 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -28,16 +27,11 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=[0, 2], ids="{} HTTP processes".format)
-def options(request):
-    return ("--http-processes", str(request.param))
-
-
 @contextmanager
-def streaming(folder, body, seconds, *options):
+def streaming(folder, body, seconds):
     """Start the command with a --shutdown-timeout and a stream; yield the process, its address and the next lines."""
     with (
-        started(folder, "--shutdown-timeout", str(seconds), *options) as (process, url),
+        started(folder, "--shutdown-timeout", str(seconds)) as (process, url),
         httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer,
     ):
         lines = answer.iter_lines()
@@ -67,25 +61,6 @@ def started(folder, *options, port=0, **environment):
         reader.join()
 
 
-def processes_below(pid):
-    """Return the ids of the processes that a process has started and that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent, *_ = path.read_text().rpartition(")")[2].split()
-            if int(parent) == pid and state != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-def wait_until_ended(pids):
-    """Wait until processes that this one has not started are gone."""
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def wait_until_draining(url):
     """Wait until the server has noticed a signal."""
     deadline = time.monotonic() + 60
@@ -94,9 +69,9 @@ def wait_until_draining(url):
         time.sleep(0.02)
 
 
-def test_sigterm_lets_requests_finish_and_refuses_new_ones(folder, options):
+def test_sigterm_lets_requests_finish_and_refuses_new_ones(folder):
     body = {**LONG, "max_tokens": 2000}
-    with streaming(folder, body, 60, *options) as (process, url, lines):
+    with streaming(folder, body, seconds=60) as (process, url, lines):
         process.send_signal(signal.SIGTERM)
         wait_until_draining(url)
         late = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
@@ -106,8 +81,8 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(folder, options):
         assert process.wait(30) == 0
 
 
-def test_a_second_signal_ends_requests_with_an_error_event(folder, options):
-    with streaming(folder, LONG, 60, *options) as (process, url, lines):
+def test_a_second_signal_ends_requests_with_an_error_event(folder):
+    with streaming(folder, LONG, seconds=60) as (process, url, lines):
         process.send_signal(signal.SIGTERM)
         wait_until_draining(url)
         process.send_signal(signal.SIGTERM)
@@ -122,45 +97,16 @@ def test_a_timeout_of_zero_ends_requests_at_once(folder):
         assert process.wait(30) == 128 + signal.SIGINT
 
 
-def test_a_killed_server_restarts_on_the_same_port(folder, options):
-    with started(folder, *options) as (process, url):
-        children = processes_below(process.pid)
-        assert len(children) == int(options[1])
+def test_a_killed_server_restarts_on_the_same_port(folder):
+    with started(folder) as (process, url):
         assert httpx2.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 2, "stream": False}).status_code == 200
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
-        wait_until_ended(children)
-    with started(folder, *options, port=int(url.rsplit(":", 1)[1])) as (process, again):
+    with started(folder, port=int(url.rsplit(":", 1)[1])) as (process, again):
         assert again == url
         assert httpx2.get(f"{url}/health").json() == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-
-
-def test_http_processes_leave_signals_to_the_server(folder):
-    """Service managers send SIGTERM to all processes of a service, terminals SIGINT to all of a group."""
-    with streaming(folder, {**LONG, "max_tokens": 500}, 60, "--http-processes", "2") as (process, _, lines):
-        children = processes_below(process.pid)
-        for pid in children:
-            assert os.getpgid(pid) != os.getpgid(process.pid)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                os.kill(pid, number)
-        assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert processes_below(process.pid) == children
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        wait_until_ended(children)
-
-
-def test_a_server_that_loses_an_http_process_ends_and_says_so(folder):
-    with started(folder, "--http-processes", "2") as (process, _):
-        children = processes_below(process.pid)
-        os.kill(children[0], signal.SIGKILL)
-        assert process.wait(30) == 1
-        wait_until_ended(children)
-    assert process.lines[-1] == (
-        "error: an HTTP process of the server has ended (exit code -9); start the server again\n"
-    )
 
 
 def test_keys_come_from_the_environment_and_prompts_are_not_logged(folder):

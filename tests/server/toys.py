@@ -8,10 +8,11 @@ import time
 from contextlib import contextmanager
 
 import httpx2
+import uvicorn
 
 from clearhead.api import Model
 from clearhead.server import Limits, ServerSettings, ServerState, Service, create_app
-from clearhead.server.lifecycle import create_http_server
+from clearhead.server.protocol import limited_protocol
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
 
@@ -102,16 +103,18 @@ class Server:
 def serve(model, limits=None, names=(NAME, "alias"), loads=True, **settings):
     """Serve a model on a free port; with loads=False, never finish loading it."""
     settings = ServerSettings(port=0, limits=limits or Limits(), **settings)
-    state, loop, started = ServerState(settings), None, threading.Event()
+    state, app, started = ServerState(settings), None, threading.Event()
     app = create_app(state)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = create_http_server(app, settings)
+    config = uvicorn.Config(
+        app, http=limited_protocol(settings.limits), ws="none", lifespan="off", log_config=None, timeout_keep_alive=30
+    )
+    server = uvicorn.Server(config)
 
     async def run():
-        nonlocal loop
-        loop = asyncio.get_running_loop()
         if loads:
+            loop = asyncio.get_running_loop()
             service = await asyncio.to_thread(Service, model, names, settings, state.metrics, loop)
             state.serve(service)
         started.set()
@@ -125,7 +128,8 @@ def serve(model, limits=None, names=(NAME, "alias"), loads=True, **settings):
         yield running
     finally:
         running.client.close()
-        loop.call_soon_threadsafe(server.stop, True)
+        server.should_exit = True
+        server.force_exit = True
         thread.join(30)
         if state.service is not None:
             state.service.close()

@@ -22,8 +22,6 @@ _KEY_VARIABLE = "CLEARHEAD_API_KEY"
 _MAX_KEY_FILE_BYTES = 1 << 20
 _ADDRESS = {"rich_help_panel": "Address and access"}
 _LOAD = {"rich_help_panel": "Load"}
-_HTTP_PROCESSES_ON_GPU = 2
-_MIN_CORES = 8  # for processes of their own by default
 
 _KeysOption = Annotated[
     list[str] | None,
@@ -58,14 +56,6 @@ _DeterministicOption = Annotated[
 _ShutdownOption = Annotated[
     float,
     typer.Option("--shutdown-timeout", help="Seconds that running requests get after SIGTERM or Ctrl-C.", **_LOAD),
-]
-_HttpProcessesOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Processes that speak HTTP, so that many streams take less time from the engine; 0: the server does it "
-        f"itself. By default {_HTTP_PROCESSES_ON_GPU} with --device cuda and at least {_MIN_CORES} cores, otherwise 0.",
-        rich_help_panel="Speed",
-    ),
 ]
 
 
@@ -111,7 +101,6 @@ def serve(
     ] = None,
     shutdown_seconds: _ShutdownOption = 30.0,
     deterministic: _DeterministicOption = False,
-    http_processes: _HttpProcessesOption = None,
     runs: Annotated[Path | None, typer.Option(help="Folder of training runs that the page shows.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -145,7 +134,6 @@ def serve(
         deterministic=deterministic,
         memory=None if memory_gb is None else _as_bytes(memory_gb),
         runs=runs,
-        http_processes=_default_http_processes(device) if http_processes is None else http_processes,
         limits=Limits(max_new_tokens=max_new_tokens),
     )
     if not settings.listens_on_loopback and not keys and current_launch().is_main:
@@ -167,12 +155,6 @@ def _check_processes(weights: str, fast: bool | None) -> None:
         raise ClearheadError(
             f"a model that several processes share runs in PyTorch's modules with full weights; leave out {option}"
         )
-
-
-def _default_http_processes(device: str | None) -> int:
-    """Return how many processes speak HTTP: none on a CPU, where the kernels need the cores."""
-    has_gpu = device is not None and device.startswith("cuda")
-    return _HTTP_PROCESSES_ON_GPU if has_gpu and (os.cpu_count() or 1) >= _MIN_CORES else 0
 
 
 def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:

@@ -7,9 +7,6 @@ A request passes through these modules:
 settings            addresses, keys, limits
 lifecycle           listen, load, serve, drain
 processes           one server in several processes, which divide the model
-http_server         uvicorn with our settings
-http_processes, http_process, frames
-                    optional processes that speak HTTP, and what they and the main process tell each other
 protocol            time limits of connections, and writing without waiting
 app                 the routes behind the guard
 security            Guard: hosts, keys, ids of requests, uncaught errors

@@ -14,24 +14,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 
-from starlette.types import ASGIApp
+import uvicorn
 
 from clearhead.api import Model
 from clearhead.engine import LostProcessError
 from clearhead.errors import ClearheadError
 from clearhead.parallel import ProcessGroup, current_launch
 from clearhead.server.app import create_app
-from clearhead.server.http_processes import HttpProcesses
-from clearhead.server.http_server import HttpServer
 from clearhead.server.processes import common_memory, load_shard, run_follower
+from clearhead.server.protocol import limited_protocol
 from clearhead.server.service import Service, Shards
 from clearhead.server.settings import ServerSettings
 from clearhead.server.state import ServerState
 
 Announce = Callable[[str], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_KEEP_ALIVE_SECONDS = 30
 _FLUSH_SECONDS = 2.0  # time for ended requests to send their last event
 _POLL_SECONDS = 0.02
+_BACKLOG = 2048
 
 
 def run_server(
@@ -72,11 +73,12 @@ def _listen(settings: ServerSettings) -> Iterator[socket.socket]:
         yield listener
 
 
-def create_http_server(app: ASGIApp, settings: ServerSettings) -> HttpServer | HttpProcesses:
-    """Return what speaks HTTP: this process, or processes of its own."""
-    if settings.http_processes:
-        return HttpProcesses(app, settings.http_processes, settings.limits)
-    return HttpServer(app, settings.limits)
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `_Run` has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 class _Run:
@@ -99,26 +101,39 @@ class _Run:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        server = create_http_server(self._app, self._settings)
+        server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         Thread(target=self._start_service, args=(loop, listener), name="clearhead-loading", daemon=True).start()
         waiting = asyncio.create_task(self._woken.wait())
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         were_cut = await self._drain() if self._signals else False
-        server.stop(were_cut)
-        try:
-            await serving
-        finally:
-            if self._state.service is not None:
-                self._state.service.close()
-            if self._group is not None:
-                self._group.close()
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        server.should_exit = True
+        server.force_exit = were_cut
+        await serving
+        if self._state.service is not None:
+            self._state.service.close()
+        if self._group is not None:
+            self._group.close()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
         if self._failure is not None:
             raise self._failure
         return 128 + self._signals[0] if were_cut else 0
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._app,
+            http=limited_protocol(self._settings.limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,  # _drain has waited already
+        )
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)

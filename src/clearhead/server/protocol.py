@@ -103,8 +103,8 @@ class LimitedProtocol(H11Protocol):
         ASGI's `send` must be awaited, so it needs a task that is woken for every token of every stream. What a slow
         client does not read is kept by the transport.
         """
+        assert self.conn.our_state is h11.SEND_BODY, "the head of the answer must be sent first"
         if not self.transport.is_closing():
-            assert self.conn.our_state is h11.SEND_BODY, "the head of the answer must be sent first"
             self.transport.write(chunk_of_body(content, self.conn.their_http_version))
 
     def cut_off(self) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from clearhead.errors import ClearheadError, quote
 
 _MAX_PORT = 65535
-_MAX_HTTP_PROCESSES = 64
 _COUNTS = ("max_concurrent", "max_queued_tokens")
 
 
@@ -57,7 +56,6 @@ class ServerSettings:
     deterministic: a text is the same to the last bit, whatever else is served.
     memory: bytes for keys and values; None takes a share of the free memory.
     runs: a folder of training runs that the page shows.
-    http_processes: processes that speak HTTP for this one; 0: this one does it itself.
     """
 
     host: str = "127.0.0.1"
@@ -73,7 +71,6 @@ class ServerSettings:
     deterministic: bool = False
     memory: int | None = None
     runs: Path | None = None
-    http_processes: int = 0
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -85,10 +82,6 @@ class ServerSettings:
                 raise ClearheadError(f"{name} is {value}; it must be 1 or more")
         if self.max_queued < 0:
             raise ClearheadError(f"max_queued is {self.max_queued}; it must be 0 or more")
-        if not 0 <= self.http_processes <= _MAX_HTTP_PROCESSES:
-            raise ClearheadError(
-                f"http_processes is {self.http_processes}; it must be from 1 to {_MAX_HTTP_PROCESSES}, or 0 for none"
-            )
         if self.shutdown_seconds < 0:
             raise ClearheadError(f"shutdown_seconds is {self.shutdown_seconds}; it must be 0 or more")
         for key in self.api_keys:
