@@ -85,7 +85,7 @@ def _example_inputs(network: Transformer) -> dict[str, Tensor]:
     inputs = {"input_ids": ones, "attention_mask": ones.clone()}
     if config.is_encoder_decoder:
         return inputs | {"decoder_input_ids": ones[:, :-2].clone()}
-    types = config.output_stack.embedding.num_token_types
+    types = config.output_stack.token_embedding.num_token_types
     return inputs | ({"token_type_ids": torch.zeros_like(ones)} if types else {})
 
 

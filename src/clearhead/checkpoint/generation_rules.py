@@ -26,12 +26,16 @@ _UNUSED = {
     "diversity_penalty": 0.0,
 }
 
+_USED_IN_SPEECH = ("begin_suppress_tokens", "forced_decoder_ids")  # transcription has its own prompt (speech.py)
+
 
 def read_generation_ids(settings: Settings) -> dict[str, int | list[int]]:
     """Return the special ids of generation_config.json, or of a config.json in its place; warn about other rules."""
     ids = settings.special_ids()
     banned, ignored = _read_banned(settings)
-    ignored += [name for name, none in _UNUSED.items() if settings.data.get(name) not in (None, none)]
+    is_speech = any(name in settings for name in ("no_timestamps_token_id", "max_source_positions"))
+    unused = {name: none for name, none in _UNUSED.items() if not (is_speech and name in _USED_IN_SPEECH)}
+    ignored += [name for name, none in unused.items() if settings.data.get(name) not in (None, none)]
     if banned:
         suppressed = ids.get("suppress_tokens", [])
         ids["suppress_tokens"] = sorted({*banned, *(suppressed if isinstance(suppressed, list) else [suppressed])})
