@@ -9,7 +9,7 @@ from clearhead.architecture import AudioEmbedding
 from clearhead.audio import SAMPLING_RATE, Audio, log_mel, read_audio
 from clearhead.checkpoint import ModelParts, SpeechSettings, speech_of_tokenizer
 from clearhead.errors import ClearheadError
-from clearhead.generation import explain_out_of_memory, require_tokenizer
+from clearhead.generation import explain_out_of_memory
 from clearhead.options import check_positive_integer
 from clearhead.tokenization import Tokenizer
 from clearhead.transcription import Choices, Recording, Task, TokenSegment
@@ -72,7 +72,9 @@ class SpeechReader(ModelParts):
         for name, number in (("beams", beams), ("max_new_tokens", max_new_tokens)):
             if number is not None:
                 check_positive_integer(name, number)
-        tokenizer = require_tokenizer(self.tokenizer)
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise ClearheadError("this model has no tokenizer, which transcription needs; load a folder that has one")
         speech = self.speech or speech_of_tokenizer(self.network.config, tokenizer, self.special_ids)
         choices = Choices(
             language=language, task=task, timestamps=timestamps, num_beams=beams, max_new_tokens=max_new_tokens

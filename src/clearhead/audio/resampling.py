@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-_NUM_CROSSINGS = 32  # zero crossings of the sinc on either side
+_NUM_CROSSINGS = 64  # zero crossings of the sinc on either side
 _CUTOFF = 0.97  # of half of the lower rate; leaves room for the transition band
-_BLOCK = 1 << 14  # outputs computed at a time
+_BLOCK = 1 << 12  # outputs computed at a time
 
 
 def resample(samples: Tensor, rate: int, new_rate: int) -> Tensor:

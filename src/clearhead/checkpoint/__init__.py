@@ -70,7 +70,7 @@ from clearhead.checkpoint.peft_adapter import (
 from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent, read_recurrent_config
 from clearhead.checkpoint.replacement import replace_folder
 from clearhead.checkpoint.sentence_folder import save_sentence_pooler
-from clearhead.checkpoint.speech import SpeechSettings, speech_of_tokenizer
+from clearhead.checkpoint.speech import SpeechSettings, speech_of_tokenizer, speech_tokens
 
 __all__ = [
     "CONFIG_FILE",
@@ -114,5 +114,6 @@ __all__ = [
     "save_peft_adapter",
     "save_sentence_pooler",
     "speech_of_tokenizer",
+    "speech_tokens",
     "to_peft",
 ]

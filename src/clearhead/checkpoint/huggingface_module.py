@@ -121,6 +121,8 @@ def build_module(parts: ModelParts) -> nn.Module:
     wrong = sorted({*missing, *report["unexpected_keys"]})
     if wrong:  # a class whose tensors were renamed in this release of transformers
         raise ClearheadError(f"transformers {transformers.__version__} does not read {wrong[0]} of {class_name}")
+    if parts.speech is not None:
+        module.generation_config = transformers.GenerationConfig(**parts.speech.settings(network.config.context))
     return module.to(network.device).eval()
 
 

@@ -90,6 +90,13 @@ def _id_list(settings: Settings, name: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def speech_tokens(num_timestamps: int) -> list[str]:
+    """Return the special tokens of a small vocabulary for speech, in Whisper's order."""
+    names = ("startoftranscript", "en", "de", "fr", *_TASKS, "notimestamps")
+    times = (f"{2 * step / 100:.2f}" for step in range(num_timestamps))
+    return [f"<|{name}|>" for name in (*names, *times)]
+
+
 def speech_of_tokenizer(config: ModelConfig, tokenizer: Tokenizer, special_ids: Mapping[str, Any]) -> SpeechSettings:
     """Return the settings that the names of a tokenizer's special tokens imply."""
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
@@ -97,7 +104,8 @@ def speech_of_tokenizer(config: ModelConfig, tokenizer: Tokenizer, special_ids: 
     missing = next((name for name in names if name not in special), None)
     if missing is not None:
         raise ClearheadError(f"the tokenizer has no special token {missing}, which transcription needs")
-    found = special_ids.get("suppress_tokens", [])
+    others = [token for token in special.values() if token < special[no_timestamps] and token != special[end]]
+    found = special_ids.get("suppress_tokens", others)
     languages = {match[1]: token for name, token in special.items() if (match := _LANGUAGE.fullmatch(name))}
     speech = SpeechSettings(
         start_id=special[start],
