@@ -19,7 +19,7 @@ from clearhead.files import read_bytes
 
 Audio = str | Path | np.ndarray | Tensor
 SAMPLING_RATE = 16_000  # of the models
-MAX_WAV_BYTES = 1 << 30  # nine hours at 16 kHz with 16 bits
+MAX_WAV_BYTES = 1 << 28  # two hours at 16 kHz with 16 bits
 _MIN_RATE, _MAX_RATE = 1_000, 384_000
 _CONVERT = "convert it with: ffmpeg -i INPUT -ac 1 -ar 16000 -c:a pcm_s16le OUTPUT.wav"
 

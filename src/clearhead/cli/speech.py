@@ -5,7 +5,7 @@ clearhead transcribe path/to/whisper-folder speech.wav --timestamps
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
@@ -15,10 +15,7 @@ from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import unknown_name
 
-if TYPE_CHECKING:
-    from clearhead.transcription import Task
-
-_TASKS = ("transcribe", "translate")
+Task = Literal["transcribe", "translate"]
 
 
 @app.command(epilog="Example: `clearhead transcribe path/to/whisper-folder speech.wav --language de --timestamps`")
@@ -49,14 +46,14 @@ def transcribe(
 
     A recording longer than 30 seconds is read in windows. --json prints language, duration and all segments.
     """
-    if task not in _TASKS:
-        raise unknown_name("task", task, _TASKS)
+    if task not in get_args(Task):
+        raise unknown_name("task", task, get_args(Task))
     check_files([file])
     check_model_options(model, dtype, device)
     result = load_model(model, dtype, device).transcribe(
         file,
         language=language,
-        task=cast("Task", task),
+        task=cast(Task, task),
         timestamps=timestamps,
         beams=beams,
         max_new_tokens=max_new_tokens,
