@@ -2,9 +2,9 @@
 
 samples = read_audio("speech.wav"); features = log_mel(samples, num_bands=80, min_frames=3000)
 
-wav        WAV files, numpy arrays and tensors to samples at 16 kHz
-resample   another sampling rate, by windowed-sinc interpolation
-mel        samples to the logarithms of mel bands
+wav         WAV files, numpy arrays and tensors to samples at 16 kHz
+resampling  another sampling rate, by windowed-sinc interpolation
+mel         samples to the logarithms of mel bands
 """
 
 from clearhead.audio.mel import FRAMES_PER_SECOND, SAMPLES_PER_FRAME, log_mel, mel_filters
