@@ -109,7 +109,8 @@ def _convolution_operations(config: AudioEmbedding, workload: Workload) -> Itera
     """Yield the two convolutions of width 3 as products of one row for each output and 3·inputs columns."""
     num_places, width = workload.batch * config.num_positions, Size("D", workload.config.width)
     frames, places = Size("2·B·S", 2 * num_places), Size("B·S", num_places)
-    yield linear_operation("convolution", frames, Size("3·M", 3 * config.num_mel_bands), width)
+    first = linear_operation("convolution", frames, Size("3·M", 3 * config.num_mel_bands), width)
+    yield replace(first, backward_factor=1)  # the features need no gradient
     yield linear_operation("strided convolution", places, Size("3·D", 3 * width.number), width)
 
 
