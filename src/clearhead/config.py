@@ -2,7 +2,8 @@
 
     from_json(ModelConfig, to_json(config)) == config
 
-A field that admits several dataclasses is written with the `kind` of its value. Consecutive equal items in a tuple of
+A field that admits several dataclasses is written with the `kind` of its value, unless that class sets
+KIND_IS_OPTIONAL. Consecutive equal items in a tuple of
 dataclasses are written once, with `times`. None is omitted. Reading is strict: an unknown key, a wrong type or a
 missing value raises ClearheadError, and the message names its place.
 """
@@ -52,6 +53,7 @@ class CheckedConfig:
 
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
     MAY_BE_LARGE: ClassVar[tuple[str, ...]] = ()
+    KIND_IS_OPTIONAL: ClassVar[bool] = False  # among several choices, this is the one meant by data without a kind
 
     def __post_init__(self) -> None:
         hints = _type_hints(type(self))
@@ -127,7 +129,8 @@ def to_dict(part: Any) -> dict[str, Any]:
 def _plain(value: Any, hint: Any) -> Any:
     if is_dataclass(value):
         choices, _ = dataclass_choices(hint)
-        kind = {"kind": kind_of(type(value))} if len(choices) > 1 else {}
+        needs_kind = len(choices) > 1 and not getattr(value, "KIND_IS_OPTIONAL", False)
+        kind = {"kind": kind_of(type(value))} if needs_kind else {}
         return kind | to_dict(value)
     if isinstance(value, tuple):
         inner = get_args(hint)[0]
@@ -183,6 +186,9 @@ def _parse_choice(choices: list[type], data: Any, where: str) -> Any:
     if len(choices) == 1:
         return from_dict(choices[0], data, where)
     kinds = {kind_of(choice): choice for choice in choices}
+    default = next((choice for choice in choices if getattr(choice, "KIND_IS_OPTIONAL", False)), None)
+    if default is not None and isinstance(data, Mapping) and "kind" not in data:
+        return from_dict(default, data, where)
     if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
         raise ClearheadError(f"{where} needs a kind: one of {', '.join(sorted(kinds))}")
     if data["kind"] not in kinds:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from clearhead.architecture import (
+    AudioEmbedding,
     Embedding,
     Experts,
     FeedForward,
@@ -126,6 +127,7 @@ def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
         heads += f", values of {attention.value_width}" if attention.value_width else ""
     position = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
     biases = [name.replace("_", " ") for name in ("input_bias", "output_bias") if getattr(attention, name, False)]
+    biases += ["no key bias"] * (not getattr(attention, "key_bias", True))
     numbers = {name: getattr(attention, name, None) for name in ("scale", "softcap", "clip")}
     settings = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     settings += ["sinks"] if getattr(attention, "sinks", False) else []
@@ -134,7 +136,9 @@ def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     return "; ".join([heads, *position, describe(attention.pattern), *biases, *settings, *details])
 
 
-def _describe_embedding(embedding: Embedding) -> str:
+def _describe_embedding(embedding: Embedding | AudioEmbedding) -> str:
+    if isinstance(embedding, AudioEmbedding):
+        return describe(embedding)
     words = [f"{embedding.vocab_size:,} tokens"] + [f"width {embedding.width}"] * (embedding.width is not None)
     if embedding.scale != 1.0:
         words.append(f"scale {embedding.scale:g}")

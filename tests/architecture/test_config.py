@@ -10,6 +10,7 @@ import pytest
 from clearhead import architecture
 from clearhead.architecture import (
     Alibi,
+    AudioEmbedding,
     Bidirectional,
     Causal,
     CenteredWindow,
@@ -102,6 +103,7 @@ EXAMPLES = [
     Router(score="softmax", softcap=30.0, renormalize_epsilon=1e-20),
     EXPERTS,
     Embedding(vocab_size=10, num_token_types=2, width=4),
+    AudioEmbedding(num_mel_bands=8, num_positions=10),
     Head(softcap=30.0),
     NormalInitial(),
     decoder(),

@@ -11,6 +11,8 @@ import pytest
 from clearhead.api import load
 from clearhead.cli import main
 from clearhead.families import preset, shrink
+from tests.audio.files import write_wav
+from tests.transcription.toys import warble
 
 
 @pytest.fixture
@@ -39,6 +41,22 @@ def test_create_writes_a_tiny_model_that_works(run, tmp_path, name):
         assert len(model.generate("Hello", max_new_tokens=3).tokens) <= 3
     assert "already exists" in run("create", name, "--tiny", "--out", folder).stderr
     assert "did you mean 'gpt2'" in run("create", "gtp2", "--tiny").stderr
+
+
+def test_a_tiny_speech_model_transcribes(run, tmp_path):
+    folder, file = tmp_path / "model", tmp_path / "tone.wav"
+    run("create", "whisper-tiny", "--tiny", "--out", folder)
+    write_wav(file, warble(seconds=1.5))
+    data = json.loads(run("transcribe", folder, file, "--max-new-tokens", 9, "--timestamps", "--json").stdout)
+    assert data["language"] in ("en", "de", "fr")
+    assert data["duration"] == 1.5
+    assert all(0 <= part["start"] <= part["end"] <= 1.5 for part in data["segments"])
+    options = ("--language", "de", "--task", "translate", "--beams", 2, "--max-new-tokens", 5)
+    assert run("transcribe", folder, file, *options).returncode == 0
+    lines = run("transcribe", folder, file, "--max-new-tokens", 9, "--timestamps").stdout
+    assert lines.count("[") == len(data["segments"])
+    assert "did you mean 'translate'" in run("transcribe", folder, file, "--task", "translat").stderr
+    assert "unknown language 'xx'; available: de, en, fr" in run("transcribe", folder, file, "--language", "xx").stderr
 
 
 @pytest.mark.parametrize("command", ["presets", "study", "list"])

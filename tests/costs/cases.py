@@ -5,7 +5,7 @@ for name, config in CASES.items(): ...
 
 from dataclasses import replace
 
-from clearhead.architecture import Chunked, ModelConfig, RelativeSinusoid, SlidingWindow
+from clearhead.architecture import AudioEmbedding, Chunked, ModelConfig, RelativeSinusoid, SlidingWindow
 from clearhead.costs.formulas import Phase, Workload
 from clearhead.families import preset
 from tests.model.toys import decoder, encoder, latent, stack, translator
@@ -26,6 +26,13 @@ def windowed_latent() -> ModelConfig:
     return replace(config, decoder=stack(latent(pattern=SlidingWindow(size=3))))
 
 
+def speech() -> ModelConfig:
+    config = shrink_sizes(preset("whisper-tiny"))
+    assert config.encoder is not None
+    audio = AudioEmbedding(num_mel_bands=5, num_positions=7)  # make_workload has a source of 7 tokens
+    return replace(config, encoder=replace(config.encoder, embedding=audio))
+
+
 CASES: dict[str, ModelConfig] = {name: shrink_sizes(preset(name)) for name in PRESETS} | {
     "other value width": decoder(value_width=3),
     "chunks": decoder(pattern=Chunked(size=5)),
@@ -34,6 +41,7 @@ CASES: dict[str, ModelConfig] = {name: shrink_sizes(preset(name)) for name in PR
     "encoder": encoder(),
     "encoder with distances": encoder(RelativeSinusoid()),
     "translator": translator(),
+    "speech": speech(),
 }
 
 

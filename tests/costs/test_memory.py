@@ -48,6 +48,13 @@ def weight_bytes_of(network):
 # --- caches
 
 
+def draw_source(network):
+    """Return a source of 7 positions: tokens, or mel bands for an encoder that reads audio."""
+    if network.config.reads_audio:
+        return torch.zeros(2, network.config.encoder.embedding.num_mel_bands, 14)
+    return dummy_tokens(network, 2, 7)
+
+
 @pytest.mark.parametrize("length", [1, 18, 30])
 @pytest.mark.parametrize("name", DECODERS)
 def test_cache_bytes_equal_those_of_the_cache(name, length):
@@ -56,7 +63,7 @@ def test_cache_bytes_equal_those_of_the_cache(name, length):
     network, cache, encoder_output = build_network(workload, "cpu"), KeyValueCache(CASES[name]), None
     with torch.no_grad():
         if workload.config.is_encoder_decoder:
-            encoder_output = network.precompute_cross_attention(network.encode(dummy_tokens(network, 2, 7)))
+            encoder_output = network.precompute_cross_attention(network.encode(draw_source(network)))
             assert encoder_output.num_bytes == cross_cache_bytes(workload)
         network.hidden_states(dummy_tokens(network, 2, length), encoder_output=encoder_output, cache=cache)
     cache.advance()

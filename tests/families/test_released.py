@@ -30,6 +30,26 @@ LLAMA4 |= {"intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidde
 LLAMA4 |= {"rope_theta": 500000.0, "rms_norm_eps": 1e-05, "attention_chunk_size": 8192}
 LLAMA4 |= {"attn_scale": 0.1, "floor_scale": 8192}
 RELEASED = {
+    "whisper-large-v3": {
+        "model_type": "whisper",
+        "is_encoder_decoder": True,
+        "d_model": 1280,
+        "encoder_layers": 32,
+        "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120,
+        "decoder_layers": 32,
+        "decoder_attention_heads": 20,
+        "decoder_ffn_dim": 5120,
+        "num_hidden_layers": 32,
+        "vocab_size": 51866,
+        "num_mel_bins": 128,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "use_weighted_layer_sum": False,
+        "apply_spec_augment": False,
+    },
     "qwen3-0.6b": {
         "model_type": "qwen3",
         **QWEN3,

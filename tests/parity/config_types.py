@@ -10,6 +10,7 @@ from tests.parity.test_encoders import ALBERT, DEBERTA, DISTIL, ELECTRA, MODERN,
 from tests.parity.test_encoders import SMALL as ENCODER
 from tests.parity.test_translation import LED, T5
 from tests.parity.test_translation import SIZES as BART
+from tests.parity.test_whisper import SIZES as WHISPER
 
 ToyType = tuple[str, dict[str, Any]]  # class in transformers, settings
 
@@ -66,7 +67,8 @@ TRANSLATORS: dict[str, ToyType] = {
     "mt5": ("MT5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
 }
-TYPES = DECODERS | ENCODERS | TRANSLATORS
+LISTENERS: dict[str, ToyType] = {"whisper": ("WhisperForConditionalGeneration", WHISPER)}
+TYPES = DECODERS | ENCODERS | TRANSLATORS | LISTENERS
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"image_size": 28, "patch_size": 14}
 LLAMA4_VISION = VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}

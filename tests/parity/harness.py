@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clearhead.architecture import ModelConfig
+from clearhead.architecture import AudioEmbedding, ModelConfig
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families import Settings, family_for
 from clearhead.model import Transformer, fused_attention, reference_attention
@@ -121,6 +121,10 @@ def make_inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tens
             mask[1, : length // 4] = 0
         return mask if left else mask.flip(1)
 
+    if config.encoder is not None and isinstance(config.encoder.embedding, AudioEmbedding):
+        audio, target = config.encoder.embedding, draw_tokens(case.length - 5)
+        features = torch.randn(BATCH, audio.num_mel_bands, 2 * audio.num_positions, generator=generator)
+        return {"source": features, "target": target, "target_mask": torch.ones_like(target)}
     if config.is_encoder_decoder:
         source, target = draw_tokens(case.length), draw_tokens(case.length - 5)
         return {
@@ -139,7 +143,13 @@ def run_reference(model: nn.Module, case: Case, inputs: dict[str, Tensor]) -> Te
     """Return the reference's output for the arguments of our network."""
     if case.rows_alone and not bool(inputs["attention_mask"].all()):
         return _run_rows(model, case, inputs)
-    if "target" in inputs:
+    if inputs.get("source") is not None and inputs["source"].is_floating_point():
+        arguments = {
+            "input_features": inputs["source"].to(model.dtype),
+            "decoder_input_ids": inputs["target"],
+            "decoder_attention_mask": inputs["target_mask"],
+        }
+    elif "target" in inputs:
         arguments = {
             "input_ids": inputs["source"],
             "attention_mask": inputs["source_mask"],

@@ -164,6 +164,7 @@ def class_name(family: Family, model_type: str) -> str:
         return rows[model_type]
     _, config = example(family, model_type)
     kind = "SEQ_TO_SEQ_CAUSAL_LM" if config.is_encoder_decoder else "CAUSAL_LM" if config.decoder else "MASKED_LM"
+    kind = "SPEECH_SEQ_2_SEQ" if config.reads_audio else kind
     mappings = transformers.models.auto.modeling_auto
     names = getattr(mappings, f"MODEL_FOR_{kind}_MAPPING_NAMES")
     return str(names.get(model_type) or mappings.MODEL_MAPPING_NAMES[model_type])

@@ -26,9 +26,13 @@ ALLOWED_IMPORTS = {
     "generation": {"architecture", "backends", "cache", "engine", "model", "options", "sampling", "tokenization"},
     "inspection": {"architecture", "data", "generation", "model", "options", "tokenization"},
     "api": {
-        *("architecture", "backends", "cache", "checkpoint", "costs", "engine", "families", "generation", "inspection"),
-        *("model", "options", "summary", "tokenization"),
+        *("architecture", "audio", "backends", "cache", "checkpoint", "costs", "engine", "families", "generation"),
+        *("inspection", "model", "options", "summary", "tokenization", "transcription"),
     },
+    "transcription": {
+        *("architecture", "audio", "cache", "checkpoint", "generation", "model", "options", "sampling"),
+    },
+    "audio": set(),
     "summary": {"architecture", "costs"},
     "costs": {"architecture", "backends", "cache", "model"},
     "data": {"tokenization"},

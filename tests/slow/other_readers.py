@@ -19,6 +19,7 @@ import torch
 import clearhead
 from clearhead.api import Model
 from clearhead.architecture import ModelConfig
+from clearhead.audio import read_audio
 from clearhead.cache import KeyValueCache
 from clearhead.catalog import has_chat_template
 from clearhead.costs.calibration.rates import Calibration, Rate, load_calibration
@@ -33,6 +34,7 @@ from clearhead.training.checkpoints import RunFolder
 from clearhead.training.metrics import MetricsLog, read_metrics
 from clearhead.training.setup import PAIR_SPECIAL_TOKENS
 from clearhead.training.start import start_run
+from tests.audio.files import write_wav
 from tests.checkpoint.tiny import tiny_config, tiny_network
 from tests.slow.tokenizer_readers import CHATML
 from tests.training.recipes import quiet_console, recipe
@@ -56,6 +58,7 @@ def chat_tokenizer() -> Any:
 def build_other_kinds() -> dict[str, Maker]:
     """Return what writes each of the other kinds."""
     return {
+        "wav": _make_wav,
         "recipe": _make_recipe("capitals"),
         "recipe of a book": _make_recipe("shakespeare-cpu"),
         "recipe with adapters": _make_recipe("finetune-lora"),
@@ -271,3 +274,8 @@ def _make_calibration(folder: Path) -> Any:
 def _make_folder(folder: Path) -> Any:
     Model(tiny_network(vocab_size=257), byte_tokenizer()).save(folder)
     return {"tokenizer_config.json": "json"}, lambda folder, name, unchanged: has_chat_template(folder)
+
+
+def _make_wav(folder: Path) -> tuple[dict[str, str], Callable[[Path, str, bool], object]]:
+    write_wav(folder / "speech.wav", torch.linspace(-1, 1, 400), bits=24, channels=2)
+    return {"speech.wav": "binary"}, lambda folder, name, unchanged: read_audio(folder / name)

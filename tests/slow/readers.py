@@ -143,6 +143,10 @@ def use_network(network: Any) -> None:
     """Compute logits as a user would."""
     tokens = torch.tensor([[1, 2, 0]])
     with torch.no_grad():
+        if isinstance(network, Transformer) and network.config.reads_audio:
+            audio = network.config.encoder.embedding  # type: ignore[union-attr]
+            network(torch.zeros(1, audio.num_mel_bands, 2 * audio.num_positions), tokens)  # type: ignore[union-attr]
+            return
         if isinstance(network, RecurrentTranslator) or network.config.is_encoder_decoder:
             network(tokens, tokens)
         else:

@@ -4,6 +4,7 @@
 
 model           Model: a network with its tokenizer and everything a user does with them
 text_reader     what a model does in one forward pass: embed (embedding), classify and rerank (classification)
+speech_reader   what a model does with recordings: transcribe
 languages       the languages of a translation
 interop         what a model offers to other libraries; save_onnx: its network as an ONNX file
 loading         load, from_huggingface, create: a model from a checkpoint, a module of transformers or a config

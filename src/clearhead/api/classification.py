@@ -115,7 +115,7 @@ def _encode(model: ModelParts, text: Prompt | Pair, truncate: bool) -> EncodedTe
 
 
 def _max_tokens(model: ModelParts, stack: Stack) -> int:
-    positions = stack.embedding.positions
+    positions = stack.token_embedding.positions
     return positions.num_positions if isinstance(positions, LearnedPositions) else model.network.config.context
 
 
@@ -125,7 +125,7 @@ def _scores(model: ModelParts, encoded: Sequence[EncodedText]) -> Tensor:
     network = model.network
     tokens, mask = pad_right([each.ids for each in encoded], network.device)
     token_types = None
-    if network.config.output_stack.embedding.num_token_types > 1:
+    if network.config.output_stack.token_embedding.num_token_types > 1:
         token_types, _ = pad_right([each.token_types for each in encoded], network.device)
     with explain_out_of_memory():
         return network.classify(network.hidden_states(tokens, mask, token_types=token_types), mask)

@@ -60,7 +60,7 @@ def _encode(model: ModelParts, config: ModelConfig, text: Prompt, prompt: str) -
         return encode_prompt(prompt + text if isinstance(text, str) else text, model.tokenizer)
     sentence, stack = model.sentence.config, config.encoder or config.output_stack
     text = (prompt + text).strip()  # as the sentence-transformers library does
-    positions = stack.embedding.positions
+    positions = stack.token_embedding.positions
     limits = [positions.num_positions] if isinstance(positions, LearnedPositions) else []
     limits += [sentence.max_tokens] if sentence.max_tokens is not None else []
     tokenizer = require_tokenizer(model.tokenizer)

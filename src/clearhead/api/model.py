@@ -20,6 +20,7 @@ from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.api.interop import Interop
 from clearhead.api.languages import choose_languages
 from clearhead.api.progress import finished_texts_bar
+from clearhead.api.speech_reader import SpeechReader
 from clearhead.api.text_reader import TextReader
 from clearhead.backends import is_packed
 from clearhead.checkpoint import (
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model(TextReader, Interop):
-    """A network with its tokenizer: generate, ask, stream, chat, score, embed, classify, rerank, trace, save."""
+class Model(TextReader, SpeechReader, Interop):
+    """A network with its tokenizer: generate, ask, stream, chat, score, embed, classify, rerank, transcribe, trace."""
 
     use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model
     _engines: EngineProvider = field(init=False)
@@ -287,10 +288,10 @@ class Model(TextReader, Interop):
         check_save_folder(folder, format, self.tokenizer)
         with replace_folder(folder) as staged:
             if format == "huggingface":
-                save_folder(self.network, staged, self.family, self.special_ids, self.labels)
+                save_folder(self.network, staged, self.family, self.special_ids, self.labels, self.speech)
             else:
                 family = self.family.name if self.family else None
-                save_native(self.network, staged, family, self.special_ids, self.labels)
+                save_native(self.network, staged, family, self.special_ids, self.labels, self.speech)
             save_sentence_pooler(self.sentence, staged)
             if self.tokenizer is not None:
                 self.tokenizer.save(staged)

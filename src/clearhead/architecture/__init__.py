@@ -23,6 +23,7 @@ from clearhead.architecture.attention import (
 )
 from clearhead.architecture.classifier import Classifier, HeadTransform
 from clearhead.architecture.config import (
+    AudioEmbedding,
     Dropout,
     Embedding,
     FanInInitial,
@@ -74,6 +75,7 @@ __all__ = [
     "Activation",
     "Alibi",
     "AttentionPattern",
+    "AudioEmbedding",
     "Bidirectional",
     "Causal",
     "CenteredWindow",

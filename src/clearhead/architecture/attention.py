@@ -81,6 +81,7 @@ class GroupedAttention(CheckedConfig):
     position: Position = NoPosition()
     pattern: AttentionPattern = Causal()
     input_bias: bool = False  # on the query, key and value projections
+    key_bias: bool = True  # False: not on the key projection (Whisper); it adds the same to all scores of a query
     output_bias: bool = False
     scale: float | None = None  # None: head_width ** -0.5
     softcap: float | None = None  # scores become softcap · tanh(score / softcap)
@@ -95,6 +96,7 @@ class GroupedAttention(CheckedConfig):
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads {self.num_kv_heads}",
         )
+        require(self.input_bias or self.key_bias, "key_bias=False needs input_bias; without it there is no bias at all")
         if isinstance(self.position, Rope):
             self.position.check_head_width(self.head_width)
 

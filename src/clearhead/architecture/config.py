@@ -17,7 +17,7 @@ from clearhead.architecture.norms import Norm
 from clearhead.architecture.patterns import Bidirectional
 from clearhead.architecture.positions import LearnedPositions, NoPosition, RelativeBuckets, SinusoidalPositions
 from clearhead.config import CheckedConfig
-from clearhead.errors import require
+from clearhead.errors import ClearheadError, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Embedding(CheckedConfig):
     """
 
     MAY_BE_ZERO = ("num_token_types",)
+    KIND_IS_OPTIONAL = True  # files written before AudioEmbedding existed give no kind
 
     vocab_size: int
     scale: float = 1.0
@@ -64,10 +65,22 @@ class Embedding(CheckedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AudioEmbedding(CheckedConfig):
+    """Mel bands to vectors (Whisper): two convolutions of width 3 with GELU, plus fixed sinusoidal positions.
+
+    The second convolution has stride 2, so that `num_positions` vectors come from twice as many frames. The network
+    reads exactly this many frames; shorter audio is padded with silence.
+    """
+
+    num_mel_bands: int
+    num_positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack(CheckedConfig):
     """An embedding, a sequence of layers, and the norm after the last one (None in post-norm models)."""
 
-    embedding: Embedding
+    embedding: Embedding | AudioEmbedding
     layers: tuple[Layer, ...]
     final_norm: Norm | None = None
     shared_layers: bool = False  # all layers have the same weights (ALBERT)
@@ -89,6 +102,13 @@ class Stack(CheckedConfig):
             len(tables) <= 1,
             "all layers of a stack share one RelativeBuckets table; give them the same RelativeBuckets and num_heads",
         )
+
+    @property
+    def token_embedding(self) -> Embedding:
+        """The embedding of a stack that reads tokens; raise ClearheadError if it reads audio."""
+        if isinstance(self.embedding, AudioEmbedding):
+            raise ClearheadError("the encoder of this model reads audio, not tokens; use transcribe")
+        return self.embedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +190,7 @@ class ModelConfig(CheckedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         both = self.encoder is not None and self.decoder is not None
+        self._check_audio()
         require(self.encoder is not None or self.decoder is not None, "a model needs an encoder or a decoder")
         require(both or not self.share_embeddings, "share_embeddings needs an encoder and a decoder")
         for name, stack, cross in (("encoder", self.encoder, False), ("decoder", self.decoder, both)):
@@ -181,13 +202,26 @@ class ModelConfig(CheckedConfig):
         if self.classifier is not None:
             require(self.pooler or self.classifier.reads != "pooled", "a classifier that reads 'pooled' needs a pooler")
             require(not both, "a classifier needs a model with one stack")
-        if self.head is not None and self.output_stack.embedding.width is not None:
+        if self.head is not None and self.output_stack.token_embedding.width is not None:
             require(self.head.transform is not None, "a head after an embedding of another width needs a transform")
         if self.share_embeddings:
             assert self.encoder is not None
             assert self.decoder is not None
-            source, target = self.encoder.embedding.vocab_size, self.decoder.embedding.vocab_size
+            source, target = self.encoder.token_embedding.vocab_size, self.decoder.token_embedding.vocab_size
             require(source == target, f"share_embeddings needs equal vocabulary sizes, not {source} and {target}")
+
+    def _check_audio(self) -> None:
+        """Raise ClearheadError unless audio is the input of an encoder whose output a decoder reads as text."""
+        if self.decoder is not None:
+            require(isinstance(self.decoder.embedding, Embedding), "a decoder reads tokens; give it an Embedding")
+        if self.reads_audio:
+            require(self.decoder is not None, "an encoder that reads audio needs a decoder")
+            require(not self.share_embeddings, "an encoder that reads audio has no token table to share")
+
+    @property
+    def reads_audio(self) -> bool:
+        """Whether the input of the encoder is audio instead of tokens."""
+        return self.encoder is not None and isinstance(self.encoder.embedding, AudioEmbedding)
 
     @property
     def output_stack(self) -> Stack:
@@ -199,7 +233,7 @@ class ModelConfig(CheckedConfig):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the vocabulary of the output stack."""
-        return self.output_stack.embedding.vocab_size
+        return self.output_stack.token_embedding.vocab_size
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -18,8 +18,8 @@ def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
     """Raise ClearheadError unless a stack can read these tokens after `num_before` others."""
     if not ids:
         raise ClearheadError("the text is empty; give at least one token")
-    vocab_size = stack.embedding.vocab_size
-    positions = stack.embedding.positions
+    vocab_size = stack.token_embedding.vocab_size
+    positions = stack.token_embedding.positions
     invalid = next((token for token in ids if not 0 <= token < vocab_size), None)
     if invalid is not None:
         raise ClearheadError(f"token id {invalid} is out of range; this model has the ids 0 to {vocab_size - 1}")
@@ -33,7 +33,7 @@ def remaining_positions(stack: Stack, length: int) -> int:
 
     The last of them needs no position, since it is not read again.
     """
-    positions = stack.embedding.positions
+    positions = stack.token_embedding.positions
     if not isinstance(positions, LearnedPositions):
         return _UNLIMITED
     return positions.num_positions - length + 1

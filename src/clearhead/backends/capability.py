@@ -110,6 +110,8 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
         yield from _problems_of_norm(stack.final_norm, backend)
     for layer in stack.layers:
         yield from _problems_of_layer(layer, backend, _PATTERNS[backend])
+    if backend == "paged" and config.reads_audio:
+        yield "an encoder that reads audio is not supported"
     if backend == "paged" and config.encoder is not None:  # on the CPU, the encoder runs in the modules
         yield from (f"in the encoder, {problem}" for problem in _problems_of_encoder(config.encoder))
     sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}

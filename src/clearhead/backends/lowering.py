@@ -155,7 +155,7 @@ def lower_head(network: Transformer) -> Projection:
     head, stack = network.head, network.decoder
     assert stack is not None
     weight: Tensor | PackedMatrix = (
-        stack.embedding.tokens.weight if head is None or head.weight is None else head.weight
+        stack.token_embedding.tokens.weight if head is None or head.weight is None else head.weight
     )
     return Projection(
         weight.packed if isinstance(weight, PackedMatrix) else weight.detach(), None if head is None else head.bias

@@ -67,12 +67,22 @@ def merge_projections(*modules: LinearModule, keep_formats: bool = False) -> Pro
 
 
 def _merge_biases(modules: tuple[LinearModule, ...]) -> Tensor | None:
-    """Return the biases of all modules, which then hold views of them; None if there are none."""
-    biases = [module.bias for module in modules if module.bias is not None]
-    merged = _concatenate_rows([bias.detach() for bias in biases]) if biases else None
-    if merged is not None:
-        for bias, part in zip(biases, merged.split([len(bias) for bias in biases]), strict=True):
-            bias.data = part
+    """Return the biases of all modules, which then hold views of them; None if there are none.
+
+    A module without a bias, such as the key projection of Whisper beside the others, gets rows of zeros.
+    """
+    some = next((module.bias for module in modules if module.bias is not None), None)
+    if some is None:
+        return None
+    sizes = [module.packed.shape[0] if isinstance(module, PackedLinear) else module.out_features for module in modules]
+    biases = [
+        some.new_zeros(size) if module.bias is None else module.bias.detach()
+        for module, size in zip(modules, sizes, strict=True)
+    ]
+    merged = _concatenate_rows(biases)
+    for module, part in zip(modules, merged.split(sizes), strict=True):
+        if module.bias is not None:
+            module.bias.data = part
     return merged
 
 

@@ -18,7 +18,7 @@ from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.packed import PACKED_PARTS, Bits, PackedWeight
 from clearhead.backends.sensitivity import pack_parameter
 from clearhead.errors import ClearheadError
-from clearhead.model import LogitHead, MixtureLayer, Transformer, apply_softcap
+from clearhead.model import LayerStack, LogitHead, MixtureLayer, Transformer, apply_softcap
 
 EXPERT_WEIGHTS = ("gate", "up", "down")  # attributes of a MixtureLayer
 
@@ -163,7 +163,7 @@ def is_packable(network: Transformer, name: str) -> bool:
     if isinstance(owner, MixtureLayer):
         return attribute in EXPERT_WEIGHTS
     if isinstance(owner, nn.Embedding):
-        return any(stack.embedding.tokens is owner for stack in (network.encoder, network.decoder) if stack is not None)
+        return any(getattr(stack.embedding, "tokens", None) is owner for stack in _stacks(network))
     return attribute == "weight" and isinstance(owner, nn.Linear | LogitHead | AcceleratedHead)
 
 
@@ -188,11 +188,15 @@ def set_packed_weight(network: Transformer, name: str, packed: PackedWeight, dty
         network.head = AcceleratedHead(owner, PackedMatrix(packed, dtype))  # type: ignore[assignment]
 
 
+def _stacks(network: Transformer) -> list[LayerStack]:
+    return [stack for stack in (network.encoder, network.decoder) if stack is not None]
+
+
 def _set_packed_table(network: Transformer, table: nn.Embedding, packed: PackedTable) -> None:
     """Replace a token table wherever it is used: encoder and decoder may share it, and the head may be tied to it."""
-    for stack in (network.encoder, network.decoder):
-        if stack is not None and stack.embedding.tokens is table:
-            stack.embedding.tokens = packed  # type: ignore[assignment]
+    for stack in _stacks(network):
+        if getattr(stack.embedding, "tokens", None) is table:
+            stack.embedding.tokens = packed
     head: nn.Module | None = network.head
     if isinstance(head, LogitHead) and head.weight is None:
         network.head = AcceleratedHead(head, None)  # type: ignore[assignment]

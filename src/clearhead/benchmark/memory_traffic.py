@@ -22,7 +22,7 @@ def weight_bytes_read(network: Transformer) -> int:
     """Return the bytes of weights read for one token: nearly none of an embedding, and of experts the chosen ones."""
     assert network.decoder is not None
     tied = network.head is not None and network.head.weight is None
-    head_table = network.decoder.embedding.tokens if tied else None
+    head_table = network.decoder.token_embedding.tokens if tied else None
     total, fractions = 0.0, dict[object, float]()
     for module in network.modules():
         if isinstance(module, nn.Embedding | PackedTable) and module is not head_table:

@@ -53,7 +53,7 @@ class BenchmarkTarget:
         config = self.model.config
         if config.decoder is None or config.encoder is not None:
             raise ClearheadError("bench needs a decoder-only model; this model has an encoder")
-        positions = config.decoder.embedding.positions
+        positions = config.decoder.token_embedding.positions
         if isinstance(positions, LearnedPositions) and self.capacity > positions.num_positions:
             raise ClearheadError(
                 f"the prompt and the new tokens have {self.capacity} tokens together; this model reads at most "

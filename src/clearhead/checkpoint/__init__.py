@@ -16,6 +16,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     folder_tokenizer   the tokenizer in a model folder
     generation_rules   tokens that generation must or must not give
     labels             the labels of a classification head
+    speech             languages, tasks and timestamps in the vocabulary of a speech model
     sentence_folder    the files that the sentence-transformers library adds to a folder
     replacement        a saved folder replaces the old one in one step
     huggingface        Hugging Face folders
@@ -70,6 +71,7 @@ from clearhead.checkpoint.peft_adapter import (
 from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent, read_recurrent_config
 from clearhead.checkpoint.replacement import replace_folder
 from clearhead.checkpoint.sentence_folder import save_sentence_pooler
+from clearhead.checkpoint.speech import SpeechSettings, speech_of_tokenizer, speech_tokens
 
 __all__ = [
     "CONFIG_FILE",
@@ -82,6 +84,7 @@ __all__ = [
     "PeftAdapter",
     "Progress",
     "RoundingLoss",
+    "SpeechSettings",
     "Weights",
     "build_module",
     "check_save_folder",
@@ -111,5 +114,7 @@ __all__ = [
     "save_onnx",
     "save_peft_adapter",
     "save_sentence_pooler",
+    "speech_of_tokenizer",
+    "speech_tokens",
     "to_peft",
 ]

@@ -117,7 +117,7 @@ def _first_states(network: Transformer, windows: list[Tensor]) -> tuple[list[Ten
     finally:
         for hook in hooks:
             hook.remove()
-    embed = network.decoder.embedding
+    embed = network.decoder.token_embedding
     positions = torch.arange(windows[0].shape[1], device=windows[0].device)[None]
     states += [embed(window, positions, None) for window in windows[1:]]
     return states, arguments

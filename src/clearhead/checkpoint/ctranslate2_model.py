@@ -121,7 +121,7 @@ def read_special_ids(folder: Path, checkpoint: CTranslate2Checkpoint, config: Mo
     path = folder / CTRANSLATE2_VOCABULARY
     tokens = read_marian_vocabulary(path)
     assert config.decoder is not None
-    start_id = config.decoder.embedding.vocab_size - 1
+    start_id = config.decoder.token_embedding.vocab_size - 1
     if len(tokens) != start_id:
         raise ClearheadError(f"{path} has {len(tokens)} tokens, but the model has {start_id}")
     end_token = checkpoint.config.get("eos_token", "</s>")

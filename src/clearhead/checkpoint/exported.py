@@ -58,10 +58,12 @@ def export_network(network: Transformer, kernel: AttentionKernel = fused_attenti
     """Return the network as a program of torch.export, for any batch size and any lengths within the context.
 
     kernel: how the graph computes attention. Raise ClearheadError if the graph cannot be traced, for example because
-    weights are packed.
+    weights are packed, or the network reads audio.
     """
     if is_packed(network):
         raise ClearheadError("packed weights cannot be exported; load the model with full weights instead")
+    if network.config.reads_audio:
+        raise ClearheadError("a model that reads audio cannot be exported; to_huggingface gives a module that can be")
     inputs, lengths = _example_inputs(network), {"decoder_input_ids": "target_length"}
     limit = network.config.context
     batch = Dim("batch")
@@ -85,7 +87,7 @@ def _example_inputs(network: Transformer) -> dict[str, Tensor]:
     inputs = {"input_ids": ones, "attention_mask": ones.clone()}
     if config.is_encoder_decoder:
         return inputs | {"decoder_input_ids": ones[:, :-2].clone()}
-    types = config.output_stack.embedding.num_token_types
+    types = config.output_stack.token_embedding.num_token_types
     return inputs | ({"token_type_ids": torch.zeros_like(ones)} if types else {})
 
 

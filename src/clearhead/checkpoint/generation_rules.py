@@ -26,12 +26,18 @@ _UNUSED = {
     "diversity_penalty": 0.0,
 }
 
+_USED_IN_SPEECH = ("begin_suppress_tokens", "forced_decoder_ids")  # transcription has its own prompt (speech.py)
 
-def read_generation_ids(settings: Settings) -> dict[str, int | list[int]]:
-    """Return the special ids of generation_config.json, or of a config.json in its place; warn about other rules."""
+
+def read_generation_ids(settings: Settings, *, is_speech: bool = False) -> dict[str, int | list[int]]:
+    """Return the special ids of generation_config.json, or of a config.json in its place; warn about other rules.
+
+    is_speech: the rules are those of a speech model.
+    """
     ids = settings.special_ids()
     banned, ignored = _read_banned(settings)
-    ignored += [name for name, none in _UNUSED.items() if settings.data.get(name) not in (None, none)]
+    unused = {name: none for name, none in _UNUSED.items() if not (is_speech and name in _USED_IN_SPEECH)}
+    ignored += [name for name, none in unused.items() if settings.data.get(name) not in (None, none)]
     if banned:
         suppressed = ids.get("suppress_tokens", [])
         ids["suppress_tokens"] = sorted({*banned, *(suppressed if isinstance(suppressed, list) else [suppressed])})

@@ -32,6 +32,7 @@ from clearhead.checkpoint.labels import Labels, read_labels
 from clearhead.checkpoint.placement import network_dtype, stored_tensors
 from clearhead.checkpoint.quantized_folder import Quantization, read_quantization
 from clearhead.checkpoint.sentence_folder import load_sentence_pooler, network_folder
+from clearhead.checkpoint.speech import FEATURES_FILE, SpeechSettings, check_features, feature_settings, read_speech
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.errors import ClearheadError, quote
 from clearhead.families import (
@@ -76,7 +77,9 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     special_ids = read_special_ids(folder, settings)
     sentence = load_sentence_pooler(outer, network.config.width, options, network_dtype(network))
     labels = read_labels(network.config.classifier, settings)
-    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder)
+    speech = read_speech(network.config, _read_generation(folder))
+    check_features(folder, network.config)
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder, speech)
 
 
 def assemble_model(
@@ -146,8 +149,13 @@ def _read_settings(folder: Path) -> Settings:
 
 def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
     """Return the special ids of a folder; generation_config.json overrides config.json, as in transformers."""
+    return merge_special_ids(settings, _read_generation(folder))
+
+
+def _read_generation(folder: Path) -> Settings:
+    """Return the content of generation_config.json, which is empty if there is no such file."""
     path = folder / _GENERATION_FILE
-    return merge_special_ids(settings, Settings(read_json_object(path), str(path)))
+    return Settings(read_json_object(path), str(path))
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -188,6 +196,7 @@ def save_folder(
     family: Family | None = None,
     special_ids: dict[str, Any] | None = None,
     labels: Labels | None = None,
+    speech: SpeechSettings | None = None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Family:
     """Write config.json and the weights in the format of transformers. Return the family whose format was used.
@@ -201,6 +210,9 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
     (folder / _GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
+    if speech is not None:
+        write_text(folder / _GENERATION_FILE, json.dumps(speech.settings(network.config.context), indent=2) + "\n")
+        write_text(folder / FEATURES_FILE, json.dumps(feature_settings(network.config), indent=2) + "\n")
     shards, total_bytes = _divide_into_shards(rules, tensors, shard_bytes)
     for file, names in shards.items():
         joined = {name: join_tensor(rules[name], tensors, network.config).cpu() for name in names}

@@ -57,7 +57,8 @@ def merge_special_ids(settings: Settings, generation: Settings) -> dict[str, int
     ids = language_settings_of(settings).special_ids() | settings.special_ids()
     if generation.data:
         ids = {name: value for name, value in ids.items() if name not in GENERATION_IDS}
-    return ids | read_generation_ids(generation if generation.data else settings)
+    is_speech = "num_mel_bins" in settings
+    return ids | read_generation_ids(generation if generation.data else settings, is_speech=is_speech)
 
 
 def folder_config(

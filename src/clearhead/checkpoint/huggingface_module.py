@@ -30,6 +30,7 @@ from clearhead.checkpoint.huggingface_config import (
 from clearhead.checkpoint.interface import ModelParts
 from clearhead.checkpoint.labels import read_labels
 from clearhead.checkpoint.placement import stored_tensors
+from clearhead.checkpoint.speech import read_speech
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import Settings, expand_table, family_for, family_of_type
@@ -51,9 +52,11 @@ def read_module(module: nn.Module) -> ModelParts:
     network = assemble_model(family, settings, LazyTensors(tensors, lambda key: tensors[key].detach().clone()), name)
     defaults: Any = getattr(module, "generation_config", None)  # None: the class does not generate
     generation = {} if defaults is None else json.loads(defaults.to_json_string())
-    special_ids = merge_special_ids(settings, Settings(generation, f"the generation_config of {name}"))
+    generation_settings = Settings(generation, f"the generation_config of {name}")
+    special_ids = merge_special_ids(settings, generation_settings)
     labels = read_labels(network.config.classifier, settings)
-    return ModelParts(network, None, family, special_ids, None, labels)
+    speech = read_speech(network.config, generation_settings)
+    return ModelParts(network, None, family, special_ids, None, labels, speech=speech)
 
 
 def _check_module(module: nn.Module, transformers: ModuleType) -> None:
@@ -118,6 +121,8 @@ def build_module(parts: ModelParts) -> nn.Module:
     wrong = sorted({*missing, *report["unexpected_keys"]})
     if wrong:  # a class whose tensors were renamed in this release of transformers
         raise ClearheadError(f"transformers {transformers.__version__} does not read {wrong[0]} of {class_name}")
+    if parts.speech is not None:
+        module.generation_config = transformers.GenerationConfig(**parts.speech.settings(network.config.context))
     return module.to(network.device).eval()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from clearhead.backends import Bits
 from clearhead.checkpoint.labels import Labels
+from clearhead.checkpoint.speech import SpeechSettings
 from clearhead.families import Family
 from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import Tokenizer
@@ -52,3 +53,4 @@ class ModelParts:
     sentence: SentencePooler | None = None  # how to embed texts; None: the mean of the hidden states
     labels: Labels | None = None  # of a model that classifies
     folder: Path | None = None  # the Hugging Face folder whose weights the network has
+    speech: SpeechSettings | None = None  # what the tokens of a speech model mean; None: what their names say

@@ -18,6 +18,7 @@ from clearhead.checkpoint.labels import Labels, read_labels
 from clearhead.checkpoint.packed_weights import PACKED_KEY, join_packed_weights, packed_dtype, split_packed_weights
 from clearhead.checkpoint.placement import network_dtype
 from clearhead.checkpoint.sentence_folder import load_sentence_pooler
+from clearhead.checkpoint.speech import SpeechSettings, read_speech
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.errors import ClearheadError, unknown_name
@@ -39,6 +40,7 @@ def save_native(
     family_name: str | None = None,
     special_ids: dict[str, Any] | None = None,
     labels: Labels | None = None,
+    speech: SpeechSettings | None = None,
 ) -> None:
     """Write a network to a folder, which is created if necessary. The tokenizer is saved separately."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +51,7 @@ def save_native(
     description = {"format": _FORMAT_VERSION, "kind": kind_of(type(network)), "family": family_name}
     description |= {"special_ids": special_ids or {}, "model": to_dict(network.config)}
     description |= {"labels": labels.settings()} if labels is not None else {}
+    description |= {"speech": speech.settings(network.config.context)} if speech is not None else {}
     if packed_columns:
         description |= {_DTYPE_KEY: str(packed_dtype(network)).removeprefix("torch."), PACKED_KEY: packed_columns}
     write_text(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
@@ -68,7 +71,8 @@ def load_native(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     special_ids = description.object("special_ids").special_ids()
     sentence = load_sentence_pooler(folder, config.width, options, network_dtype(network))
     labels = read_labels(config.classifier, description.object("labels"))
-    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels)
+    speech = read_speech(config, description.object("speech"))
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, speech=speech)
 
 
 def _packed_options(description: Settings, options: LoadOptions) -> LoadOptions:

@@ -6,7 +6,8 @@ Each of these modules defines commands, in the order of --help:
 
     models, create, installed   presets, show, get, convert; create; list, info, remove
     generate, serve             generate, chat, verify, demo; serve
-    reading, data, trace        score, embed, classify; tokenizer and shards; trace, book
+    reading, speech             score, embed, classify; transcribe
+    data, trace                 tokenizer and shards; trace, book
     study, train, evaluate      study; train; eval
     cost, bench, bench_serve    cost, calibrate, curves; bench decode, bench prefill; bench serve
 
@@ -21,7 +22,7 @@ They share these:
                                 the chat in a terminal
 """
 
-from clearhead.cli import models, create, installed, generate, serve, reading, data, trace  # noqa: I001
+from clearhead.cli import models, create, installed, generate, serve, reading, speech, data, trace  # noqa: I001
 from clearhead.cli import study, train, evaluate, cost, bench, bench_serve
 from clearhead.cli.app import main
 
@@ -38,6 +39,7 @@ __all__ = [
     "models",
     "reading",
     "serve",
+    "speech",
     "study",
     "trace",
     "train",

@@ -17,6 +17,7 @@ from clearhead.costs.formulas import (
     active_parameters,
     cache_bytes_per_token,
     default_context,
+    default_source,
     estimate_communication,
     list_operations,
     operation_costs,
@@ -52,7 +53,7 @@ def cost(
     phase: "train", "prefill" or "decode". Default: "train" if `training_tokens` is given, else "prefill".
     batch: Number of sequences, over all GPUs.
     context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
-    source: Tokens per source sequence of an encoder-decoder. Default: `context`.
+    source: Tokens per source sequence of an encoder-decoder. Default: `context`, or the length of audio it reads.
     dtype: Precision of weights and activations: "bfloat16", "float16", "float32" or "float64".
     weights: Format of the weights at inference: "full", which is that of `dtype`, or "int8", "int4", "q4_0", "q4_1" or
         "q8_0".
@@ -75,7 +76,7 @@ def cost(
         phase=phase or ("prefill" if training_tokens is None else "train"),
         batch=batch,
         context=length,
-        source=length if source is None else source,
+        source=default_source(config, length) if source is None else source,
         dtype=dtype,
         weights=weights,
         optimizer=optimizer,

@@ -26,6 +26,7 @@ SYMBOLS = {
     "H": "head width",
     "F": "feed-forward width",
     "V": "vocabulary",
+    "M": "mel bands",
     "E": "experts",
     "k": "selected experts",
     "R": "latent rank",

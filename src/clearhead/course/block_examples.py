@@ -164,8 +164,8 @@ def _position_name(config: ModelConfig) -> str:
     """Return how a model encodes positions, from its config alone."""
     assert config.decoder is not None
     kinds = []
-    if config.decoder.embedding.positions is not None:
-        kinds.append(type(config.decoder.embedding.positions).__name__)
+    if config.decoder.token_embedding.positions is not None:
+        kinds.append(type(config.decoder.token_embedding.positions).__name__)
     for layer in config.decoder.layers:
         attention = layer.attention
         kind = "decoupled Rope" if isinstance(attention, LatentAttention) else type(attention.position).__name__

@@ -61,7 +61,7 @@ def _max_source_length(config: ModelConfig | RecurrentConfig) -> int | None:
     """Return the number of learned positions for a source; None if its length is not limited."""
     if isinstance(config, RecurrentConfig):
         return None
-    positions = (config.encoder or config.output_stack).embedding.positions
+    positions = (config.encoder or config.output_stack).token_embedding.positions
     return positions.num_positions if isinstance(positions, LearnedPositions) else None
 
 

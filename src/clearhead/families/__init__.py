@@ -21,7 +21,7 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen
-    bart (with bart_names), bart_long, t5, transformer
+    bart (with bart_names), bart_long, t5, transformer, whisper
     albert, bert, deberta, distilbert, electra, modernbert, mpnet, nomic, roberta
                    one family or a few close relatives each
 
@@ -57,6 +57,7 @@ from clearhead.families import (
     roberta,
     t5,
     transformer,
+    whisper,
 )
 from clearhead.families.ctranslate2 import CTRANSLATE2_MARIAN, marian_config
 from clearhead.families.family import Family
@@ -100,6 +101,7 @@ FAMILIES: tuple[Family, ...] = (
     t5.FAMILY,
     bart.FAMILY,
     *bart_long.FAMILIES,
+    whisper.FAMILY,
     transformer.FAMILY,
     gopher.FAMILY,
     palm.FAMILY,

@@ -54,7 +54,7 @@ def read_config(settings: Settings) -> ModelConfig:
         epsilon=settings.number("layer_norm_eps", 1e-12),
     )
     stack = stack_parts(config.encoder).stack
-    embedding = replace(stack.embedding, width=settings.integer("embedding_size", 128, at_least=1))
+    embedding = replace(stack.token_embedding, width=settings.integer("embedding_size", 128, at_least=1))
     config = replace(config, encoder=replace(stack, embedding=embedding, shared_layers=True))
     return add_heads(config, _classes(config), settings)
 
@@ -70,7 +70,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = write_encoder(config, parts) | {
         "model_type": "albert",
         "max_position_embeddings": config.context,
-        "embedding_size": parts.stack.embedding.width,
+        "embedding_size": parts.stack.token_embedding.width,
         "num_hidden_groups": 1,
         "inner_group_num": 1,
     }

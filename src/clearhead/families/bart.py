@@ -213,22 +213,22 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config."""
     encoder, decoder = require_type(Stack, config.encoder), require_type(Stack, config.decoder)
     head, feed_forward = require_type(Head, config.head), require_type(FeedForward, encoder.layers[0].feed_forward)
-    model_type, positions = _model_type(encoder), encoder.embedding.positions
+    model_type, positions = _model_type(encoder), encoder.token_embedding.positions
     data = {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
         "is_encoder_decoder": True,
         "d_model": config.width,
-        "vocab_size": encoder.embedding.vocab_size,
+        "vocab_size": encoder.token_embedding.vocab_size,
         "max_position_embeddings": config.context,
         **write_size(encoder, "encoder"),
         **write_size(decoder, "decoder"),
         "activation_function": NAMES_BY_ACTIVATION[feed_forward.activation],
-        "scale_embedding": encoder.embedding.scale != 1.0,
+        "scale_embedding": encoder.token_embedding.scale != 1.0,
         "tie_word_embeddings": head.tied,
     }
     if not config.share_embeddings:
-        data |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": decoder.embedding.vocab_size}
+        data |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": decoder.token_embedding.vocab_size}
     if isinstance(positions, SinusoidalPositions) and positions.offset:
         data |= {"pad_token_id": positions.offset - 1}
     elif not head.bias:
@@ -238,10 +238,10 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 
 def _model_type(encoder: Stack) -> ModelType:
     """Return the variant that has the norms and positions of this encoder."""
-    positions = encoder.embedding.positions
+    positions = encoder.token_embedding.positions
     if encoder.final_norm is None:
-        return "bart" if encoder.embedding.norm else "marian"
-    if encoder.embedding.norm:
+        return "bart" if encoder.token_embedding.norm else "marian"
+    if encoder.token_embedding.norm:
         return "mbart"
     return "m2m_100" if isinstance(positions, SinusoidalPositions) and positions.offset else "pegasus"
 

@@ -121,12 +121,12 @@ def _write_bigbird_config(config: ModelConfig) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "attention_type": "original_full",
         "d_model": config.width,
-        "vocab_size": encoder.embedding.vocab_size,
+        "vocab_size": encoder.token_embedding.vocab_size,
         "max_position_embeddings": config.context,
         **write_size(encoder, "encoder"),
         **write_size(decoder, "decoder"),
         "activation_function": (NAMES_BY_ACTIVATION | _ACTIVATION)[feed_forward.activation],
-        "scale_embedding": encoder.embedding.scale != 1.0,
+        "scale_embedding": encoder.token_embedding.scale != 1.0,
         "use_bias": encoder.layers[0].attention.input_bias,  # type: ignore[union-attr]
     }
     if not require_type(Head, config.head).bias:

@@ -67,7 +67,7 @@ def read_config(settings: Settings) -> ModelConfig:
         epsilon=settings.number("layer_norm_eps", 1e-7),
     )
     parts = stack_parts(config.encoder)
-    attention, embedding = parts.attentions[0], parts.stack.embedding
+    attention, embedding = parts.attentions[0], parts.stack.token_embedding
     if settings.boolean("relative_attention", False):
         largest = settings.data.get("max_relative_positions", -1)
         position = Disentangled(
@@ -113,7 +113,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = write_encoder(config, parts) | {
         "model_type": "deberta-v2",
         "max_position_embeddings": config.context,
-        "position_biased_input": parts.stack.embedding.positions is not None,
+        "position_biased_input": parts.stack.token_embedding.positions is not None,
     }
     if isinstance(position, Disentangled):
         data |= {

@@ -59,7 +59,7 @@ def read_config(settings: Settings) -> ModelConfig:
         epsilon=settings.number("layer_norm_eps", 1e-12),
     )
     stack = stack_parts(config.encoder).stack
-    embedding = replace(stack.embedding, width=None if table_width == width else table_width)
+    embedding = replace(stack.token_embedding, width=None if table_width == width else table_width)
     return add_heads(replace(config, encoder=replace(stack, embedding=embedding)), _classes(config), settings)
 
 
@@ -74,7 +74,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     data = write_encoder(config, parts) | {
         "model_type": "electra",
         "max_position_embeddings": config.context,
-        "embedding_size": parts.stack.embedding.width or config.width,
+        "embedding_size": parts.stack.token_embedding.width or config.width,
     }
     return require_round_trip(data | write_heads(config, _classes(config)), config, read_config)
 

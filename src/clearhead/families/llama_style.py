@@ -101,7 +101,7 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_size": config.width,
         "num_hidden_layers": len(stack.layers),
-        "vocab_size": stack.embedding.vocab_size,
+        "vocab_size": stack.token_embedding.vocab_size,
         "max_position_embeddings": config.context,
         "rms_norm_eps": require_type(RmsNorm, stack.final_norm).epsilon,
         "tie_word_embeddings": head.tied,

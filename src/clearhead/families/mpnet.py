@@ -67,7 +67,7 @@ def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config."""
     parts = stack_parts(config.encoder)
-    positions = require_type(LearnedPositions, parts.stack.embedding.positions)
+    positions = require_type(LearnedPositions, parts.stack.token_embedding.positions)
     data = write_encoder(config, parts) | {
         "model_type": "mpnet",
         "max_position_embeddings": positions.num_positions + positions.offset,

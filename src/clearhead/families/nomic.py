@@ -109,7 +109,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": parts.attentions[0].num_heads,
         "intermediate_size": parts.feed_forward.width,
         "vocab_size": config.vocab_size,
-        "type_vocab_size": parts.stack.embedding.num_token_types,
+        "type_vocab_size": parts.stack.token_embedding.num_token_types,
         "max_position_embeddings": config.context,
         "hidden_act": NAMES_BY_ACTIVATION[parts.feed_forward.activation],
         "layer_norm_eps": parts.norm.epsilon,

@@ -66,7 +66,7 @@ def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config. All three model types compute the same."""
     parts = stack_parts(config.encoder)
-    positions = require_type(LearnedPositions, parts.stack.embedding.positions)
+    positions = require_type(LearnedPositions, parts.stack.token_embedding.positions)
     data = write_encoder(config, parts) | {
         "model_type": "roberta",
         "max_position_embeddings": positions.num_positions + positions.offset,

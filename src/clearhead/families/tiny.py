@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass, replace
 
 from clearhead.architecture import (
+    AudioEmbedding,
     Chunked,
+    Embedding,
     Experts,
     FeedForward,
     GroupedAttention,
@@ -56,9 +58,6 @@ def shrink(config: ModelConfig, sizes: TinySizes = _DEFAULT_SIZES) -> ModelConfi
 
 
 def _shrink_stack(stack: Stack, sizes: TinySizes) -> Stack:
-    positions = stack.embedding.positions
-    if isinstance(positions, LearnedPositions):
-        positions = replace(positions, num_positions=sizes.context)
     layers = tuple(
         replace(
             layer,
@@ -68,9 +67,17 @@ def _shrink_stack(stack: Stack, sizes: TinySizes) -> Stack:
         )
         for layer in stack.layers[: sizes.max_layers]
     )
-    scale = math.sqrt(sizes.width) if stack.embedding.scale != 1.0 else 1.0
-    embedding = replace(stack.embedding, vocab_size=sizes.vocab_size, positions=positions, scale=scale)
-    return replace(stack, embedding=embedding, layers=layers)
+    return replace(stack, embedding=_shrink_embedding(stack.embedding, sizes), layers=layers)
+
+
+def _shrink_embedding(embedding: Embedding | AudioEmbedding, sizes: TinySizes) -> Embedding | AudioEmbedding:
+    if isinstance(embedding, AudioEmbedding):  # the number of bands and the length belong to the audio's features
+        return embedding
+    positions = embedding.positions
+    if isinstance(positions, LearnedPositions):
+        positions = replace(positions, num_positions=sizes.context)
+    scale = math.sqrt(sizes.width) if embedding.scale != 1.0 else 1.0
+    return replace(embedding, vocab_size=sizes.vocab_size, positions=positions, scale=scale)
 
 
 def _shrink_attention(

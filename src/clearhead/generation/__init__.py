@@ -17,7 +17,7 @@ scoring               log-probabilities of a given text
 recurrent             greedy decoding with the recurrent baseline
 """
 
-from clearhead.generation.beam import beam_search
+from clearhead.generation.beam import BeamRules, beam_search
 from clearhead.generation.decoding import decode, prefill, rotation_depends_on_length
 from clearhead.generation.prompts import (
     Prompt,
@@ -37,6 +37,7 @@ from clearhead.generation.text_generator import TextGenerator
 from clearhead.generation.text_output import TextOutput
 
 __all__ = [
+    "BeamRules",
     "Draft",
     "Generation",
     "Prompt",

@@ -13,7 +13,7 @@ The num_beams finished beams with the highest scores are kept. These are the rul
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
@@ -44,6 +44,8 @@ class BeamRules:
     last_token: int | None = None  # ends a beam of the maximum length, at no cost
     suppressed: tuple[int, ...] = ()  # tokens that no beam contains
     num_forced: int = 0  # tokens at the end of the prompts that count as generated
+    # changes the logits (B, V) of running beams, given the new tokens of each; -∞ excludes a continuation
+    adjust: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
 
 
 NO_RULES = BeamRules()
@@ -160,10 +162,12 @@ def _extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
     # Only this many continuations of one beam can matter: all its stop tokens, and num_beams that continue.
     num_top = min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1])
     largest = logits.amax(dim=-1, keepdim=True)
-    allowed = logits
-    if searches[0].rules.suppressed:  # the probabilities of the other tokens stay as they are
+    allowed, rules = logits, searches[0].rules
+    if rules.suppressed:  # the probabilities of the other tokens stay as they are
         allowed = logits.clone()
-        allowed[:, list(searches[0].rules.suppressed)] = -math.inf
+        allowed[:, list(rules.suppressed)] = -math.inf
+    if rules.adjust is not None:
+        allowed = rules.adjust(allowed, [beam.tokens for beam in beams])
     top = allowed.topk(num_top, dim=-1)
     check_finite(logits, top.indices[:, 0])
     logprobs = top.values.double() - largest - (logits - largest).exp_().sum(-1, True, dtype=torch.float64).log()

@@ -158,7 +158,7 @@ def _unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     head, stack = network.head, network.decoder or network.encoder
     assert head is not None
     assert stack is not None
-    table = stack.embedding.tokens.weight if head.weight is None else head.weight
+    table = stack.token_embedding.tokens.weight if head.weight is None else head.weight
     if not isinstance(table, Tensor):
         raise ClearheadError("the weights of this model are packed; load it with full weights to attribute logits")
     return _at_least_float32(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()

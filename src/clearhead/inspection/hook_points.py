@@ -55,9 +55,9 @@ def hook_network(network: Transformer, apply: Apply) -> tuple[Transformer, Atten
     copied = cast(Transformer, copy_module(network))
     stack = cast(LayerStack, _own_child(copied, "decoder" if network.decoder is not None else "encoder"))
     embedding = _own_child(stack, "embedding")
-    scale = stack.stack.embedding.scale
+    scale = stack.stack.token_embedding.scale
     _on_output(_own_child(embedding, "tokens"), lambda x: apply("hook_embed", x * scale) / scale)
-    if stack.embedding.positions is not None:
+    if stack.token_embedding.positions is not None:
         _on_output(_own_child(embedding, "positions"), partial(apply, "hook_pos_embed"))
     layers = _own_child(stack, "layers")
     for number in range(len(stack.stack.layers)):

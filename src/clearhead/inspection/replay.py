@@ -46,7 +46,7 @@ class Routing:
 def self_attention_context(stack: LayerStack, layer: int, inputs: StackInputs) -> AttentionContext:
     """Return the attention context that the stack's forward pass gave to this layer."""
     positions, indices = resolve_positions(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
-    dtype = stack.embedding.tokens.weight.dtype
+    dtype = stack.token_embedding.tokens.weight.dtype
     forward = ForwardContext(lambda pattern: indices, positions, stack.width, dtype, fused_attention, absorb=False)
     layer_config = stack.stack.layers[layer]
     return make_contexts([layer_config], forward, stack.relative_bias)[layer_config.attention]

@@ -3,7 +3,7 @@
 A forward pass goes from token ids to logits through these modules, in this order:
 
     transformer   the model: encode, decode, forward
-    embedding     token ids to vectors at the start, vectors to logits at the end
+    embedding     token ids to vectors at the start, vectors to logits at the end (audio: mel bands to vectors)
     context       what attention needs besides hidden states: masks (masks), positions (positions), cache protocol
     block         one layer: residual connections and norms (norms) around its branches
     attention     queries, keys and values (latent_attention: DeepSeek's; disentangled: DeBERTa's distances)
@@ -35,9 +35,10 @@ from clearhead.model.attend import (
     weigh_values,
 )
 from clearhead.model.attention import Attention, temperature_factors
+from clearhead.model.audio import AudioEmbeddingLayer
 from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
-from clearhead.model.embedding import LogitHead
+from clearhead.model.embedding import LogitHead, check_shapes
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer, Xielu
 from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import (
@@ -60,7 +61,7 @@ from clearhead.model.positions import (
 )
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.sentence import SentencePooler
-from clearhead.model.transformer import LayerStack, Transformer, check_shapes
+from clearhead.model.transformer import LayerStack, Transformer
 
 __all__ = [
     "ACTIVATIONS",
@@ -69,6 +70,7 @@ __all__ = [
     "AttentionIndices",
     "AttentionKernel",
     "AttentionSteps",
+    "AudioEmbeddingLayer",
     "Block",
     "DeviationNormLayer",
     "EncoderOutput",

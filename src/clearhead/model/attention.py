@@ -65,7 +65,7 @@ class Attention(nn.Module):
         value_width = config.value_width or head_width
         self.scale = head_width**-0.5 if config.scale is None else config.scale
         self.query = nn.Linear(width, num_heads * head_width, bias=config.input_bias)
-        self.key = nn.Linear(width, num_kv_heads * head_width, bias=config.input_bias)
+        self.key = nn.Linear(width, num_kv_heads * head_width, bias=config.input_bias and config.key_bias)
         self.value = nn.Linear(width, num_kv_heads * value_width, bias=config.input_bias)
         self.output = nn.Linear(num_heads * value_width, width, bias=config.output_bias)
         norm = config.head_norm if isinstance(config.head_norm, HeadNorm) else None

@@ -59,6 +59,14 @@ class TokenEmbedding(nn.Module):
                 x = x + sinusoids(positions, x.shape[-1], config, x.dtype)
         return self.projection(self.dropout(self.norm(x)))
 
+    def places(self, tokens: Tensor) -> Tensor:
+        """Return one entry for each vector that the tokens become: the tokens themselves, (B, T)."""
+        return tokens
+
+    def check_inputs(self, tokens: Tensor, **others: Tensor | None) -> None:
+        """Raise ClearheadError unless tokens are integers (B, T) and the other inputs have their shape."""
+        check_shapes(tokens, **others)
+
     def check_ranges(self, tokens: Tensor, positions: Tensor, token_types: Tensor | None) -> None:
         """Raise ClearheadError if a table has no row for an id, instead of an index error inside PyTorch."""
         check_range("token id", tokens, self.config.vocab_size)
@@ -76,6 +84,20 @@ def check_range(name: str, values: Tensor, limit: int) -> None:
     if smallest < 0 or largest >= limit:
         invalid = smallest if smallest < 0 else largest
         raise ClearheadError(f"{name} {invalid} is out of range: this model has {limit}, from 0 to {limit - 1}")
+
+
+def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:
+    """Raise ClearheadError unless tokens are integers (B, T) and the other inputs have their shape."""
+    if tokens.ndim != 2 or tokens.numel() == 0:
+        raise ClearheadError(f"tokens has shape {tuple(tokens.shape)}; it must be (batch, length), and not empty")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise ClearheadError(f"tokens must be int64 or int32, not {tokens.dtype}")
+    for name, tensor in others.items():
+        is_shared = name == "position_ids" and tensor is not None and tensor.shape == (1, tokens.shape[1])
+        if tensor is not None and tensor.shape != tokens.shape and not is_shared:
+            raise ClearheadError(
+                f"{name} has shape {tuple(tensor.shape)}; it must have that of tokens, {tuple(tokens.shape)}"
+            )
 
 
 class LogitHead(nn.Module):

@@ -27,7 +27,9 @@ def initialize(network: nn.Module, config: ModelConfig) -> None:
     num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack)
     embeddings = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     for name, parameter in network.named_parameters():
-        if parameter.is_meta or (parameter.ndim == 2 and name.endswith("_norm.weight")):  # norms of single heads
+        if parameter.is_meta or not parameter.requires_grad:  # a fixed table keeps its values
+            continue
+        if parameter.ndim == 2 and name.endswith("_norm.weight"):  # norms of single heads
             continue
         if parameter.ndim < 2 or name.endswith("_bias"):  # vectors, and biases of experts or heads with two dimensions
             if name.endswith("bias"):  # the other vectors are weights of norms, which set their own

@@ -19,6 +19,7 @@ from clearhead.architecture import AttentionPattern, ModelConfig, Stack
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import AttentionKernel, fused_attention
 from clearhead.model.attention import Attention
+from clearhead.model.audio import AudioEmbeddingLayer, build_embedding
 from clearhead.model.block import Block
 from clearhead.model.classifier import ClassifierLayer
 from clearhead.model.context import (
@@ -31,7 +32,7 @@ from clearhead.model.context import (
     build_relative_bias,
     make_contexts,
 )
-from clearhead.model.embedding import LogitHead, TokenEmbedding
+from clearhead.model.embedding import LogitHead, TokenEmbedding, check_shapes
 from clearhead.model.initialize import initialize
 from clearhead.model.masks import AttentionIndices, cross_attention_mask, resolve_positions
 from clearhead.model.norms import build_norm
@@ -44,7 +45,7 @@ class LayerStack(nn.Module):
         super().__init__()
         self.stack = stack
         self.width = config.width
-        self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
+        self.embedding = build_embedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
         if stack.shared_layers:
             self.layers = nn.ModuleList([self.layers[0]] * len(stack.layers))
@@ -67,7 +68,7 @@ class LayerStack(nn.Module):
     ) -> Tensor:
         """Return the last hidden states (B, T, D).
 
-        tokens: token ids (B, T).
+        tokens: token ids (B, T), or mel bands (B, M, 2T) for an encoder that reads audio; it takes no masks.
         attention_mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
         position_ids: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
         token_types: segment of each token (B, T). None: all 0.
@@ -79,9 +80,10 @@ class LayerStack(nn.Module):
         residuals: receives the residual stream (B, T, D) before each listed layer; number L is after the last layer.
         """
         inputs = {"position_ids": position_ids, "token_types": token_types, "documents": documents}
-        check_shapes(tokens, attention_mask=attention_mask, **inputs)
+        self.embedding.check_inputs(tokens, attention_mask=attention_mask, **inputs)
         self.check_encoder_output(encoder_output)
-        positions, indices_for = _locate_tokens(tokens, attention_mask, position_ids, documents, cache)
+        places = self.embedding.places(tokens)
+        positions, indices_for = _locate_tokens(places, attention_mask, position_ids, documents, cache)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would force a device sync
             self.embedding.check_ranges(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
@@ -104,6 +106,13 @@ class LayerStack(nn.Module):
         if len(self.layers) in residuals:
             residuals[len(self.layers)].append(x)
         return self.final_norm(x)
+
+    @property
+    def token_embedding(self) -> TokenEmbedding:
+        """The embedding of a stack that reads tokens; raise ClearheadError if it reads audio."""
+        if isinstance(self.embedding, AudioEmbeddingLayer):
+            raise ClearheadError("the encoder of this model reads audio, not tokens; use transcribe")
+        return self.embedding
 
     def check_encoder_output(self, encoder_output: EncoderOutput | None) -> None:
         """Raise ClearheadError if encoder_output is missing for cross-attention, or given without cross-attention."""
@@ -141,9 +150,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = LayerStack(config.encoder, config) if config.encoder else None
-        shared = self.encoder.embedding.tokens if self.encoder and config.share_embeddings else None
+        shared = self.encoder.token_embedding.tokens if self.encoder and config.share_embeddings else None
         self.decoder = LayerStack(config.decoder, config, shared) if config.decoder else None
-        table_width = config.output_stack.embedding.width or config.width
+        table_width = config.output_stack.token_embedding.width or config.width
         self.head = LogitHead(config.head, config.vocab_size, config.width, table_width) if config.head else None
         self.classifier = ClassifierLayer(config.classifier, config.width) if config.classifier else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
@@ -221,10 +230,10 @@ class Transformer(nn.Module):
     def encode(
         self, source: Tensor, source_mask: Tensor | None = None, **options: Unpack[StackOptions]
     ) -> EncoderOutput:
-        """Run the encoder on source (B, S). source_mask (B, S): False marks padding."""
+        """Run the encoder on source (B, S), or mel bands (B, M, 2S). source_mask (B, S): False marks padding."""
         if self.encoder is None:
             raise ClearheadError("this model has no encoder; call network(tokens)")
-        check_shapes(source, source_mask=source_mask)
+        self.encoder.embedding.check_inputs(source, source_mask=source_mask)
         return EncoderOutput(self.encoder(source, source_mask, **options), source_mask)
 
     def precompute_cross_attention(self, encoder_output: EncoderOutput) -> EncoderOutput:
@@ -267,7 +276,7 @@ class Transformer(nn.Module):
         """The token embeddings (V, D) of the output stack, which a tied head uses as its matrix."""
         stack = self.decoder or self.encoder
         assert stack is not None
-        return stack.embedding.tokens.weight
+        return stack.token_embedding.tokens.weight
 
     def pool(self, hidden_states: Tensor) -> Tensor:
         """Return one vector per sequence, computed from its first token: (B, T, D) -> (B, D)."""
@@ -281,17 +290,3 @@ class Transformer(nn.Module):
             raise ClearheadError("this model has no classification head; load one that was trained to classify")
         pooled = self.pool(hidden_states) if self.classifier.config.reads == "pooled" else None
         return self.classifier(hidden_states, mask, pooled)
-
-
-def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:
-    """Raise ClearheadError unless tokens are integers (B, T) and the other inputs have their shape."""
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ClearheadError(f"tokens has shape {tuple(tokens.shape)}; it must be (batch, length), and not empty")
-    if tokens.dtype not in (torch.int64, torch.int32):
-        raise ClearheadError(f"tokens must be int64 or int32, not {tokens.dtype}")
-    for name, tensor in others.items():
-        is_shared = name == "position_ids" and tensor is not None and tensor.shape == (1, tokens.shape[1])
-        if tensor is not None and tensor.shape != tokens.shape and not is_shared:
-            raise ClearheadError(
-                f"{name} has shape {tuple(tensor.shape)}; it must have that of tokens, {tuple(tokens.shape)}"
-            )

@@ -147,6 +147,8 @@ def divide_network(network: nn.Module, group: ProcessGroup) -> None:
     """
     if not isinstance(network, Transformer) or network.config.decoder is None or network.config.head is None:
         raise ClearheadError("several processes can only serve a Transformer that generates; serve it in one process")
+    if network.config.reads_audio:
+        raise ClearheadError("several processes cannot divide a model that reads audio; use one process")
     shard_network(network, TensorParallelRank(group.launch.rank, group.launch.size, _sum, _ALTERNATIVE))
     network.config = shard_config(network.config, group.launch.size)
     network.to(group.device)

@@ -89,6 +89,8 @@ class Service:
         """
         if isinstance(model, RecurrentBaseline):
             raise ClearheadError("a recurrent network cannot be served; clearhead generate runs it")
+        if model.config.reads_audio:
+            raise ClearheadError("a model that reads audio cannot be served; clearhead transcribe runs it")
         self.model, self.names, self.settings, self.metrics = model, names, settings, metrics
         self.created = int(time.time())
         self._shards = shards

@@ -19,12 +19,15 @@ from clearhead.tokenization.library_tokenizer import (
 )
 
 
-def byte_tokenizer(special: SpecialTokens | None = None) -> LibraryTokenizer:
-    """Return a tokenizer whose ids 0 to 255 are the bytes of UTF-8, followed by the special tokens."""
+def byte_tokenizer(special: SpecialTokens | None = None, extra_tokens: Iterable[str] = ()) -> LibraryTokenizer:
+    """Return a tokenizer whose ids 0 to 255 are the bytes of UTF-8, followed by the special tokens.
+
+    extra_tokens: special tokens without a role, at the end.
+    """
     special = special or SpecialTokens(eos="<|endoftext|>")
-    tokens = [*BYTE_ALPHABET, *special.present()]
-    library = byte_level_bpe(_assign_ids(tokens), merges=[], patterns=[])
-    mark_special(library, special.present())
+    marked = [*special.present(), *extra_tokens]
+    library = byte_level_bpe(_assign_ids([*BYTE_ALPHABET, *marked]), merges=[], patterns=[])
+    mark_special(library, marked)
     return LibraryTokenizer(library, special)
 
 

@@ -135,6 +135,7 @@ def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Rec
             config = model.config
         case LoadedModel():
             raise ClearheadError("a loaded model already has a config; use its own")
+    require(not config.reads_audio, "a model that reads audio cannot be trained by a recipe, which has no audio data")
     require(
         config.vocab_size >= vocab_size,
         f"the tokenizer has {vocab_size} tokens, but the model only {config.vocab_size}; "
@@ -203,6 +204,8 @@ def _recurrent_config(model: RecurrentModel, vocab_size: int) -> RecurrentConfig
 
 def _preset_config(model: PresetModel) -> ModelConfig:
     config = preset(model.name)
+    if config.reads_audio:
+        return config  # build_model_config refuses it
     if model.dropout is not None:
         config = replace(config, dropout=model.dropout)
     if model.vocab_size is None:

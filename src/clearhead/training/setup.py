@@ -168,8 +168,10 @@ def _check_vocabulary(name: str, tokenizer: Tokenizer, config: ModelConfig | Rec
     if isinstance(config, RecurrentConfig):
         num_embeddings = min(config.source_vocab_size, config.target_vocab_size)
     else:
+        if config.reads_audio:
+            raise ClearheadError(f"{name} reads audio; recipes, which have no audio data, cannot train it")
         stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-        num_embeddings = min(stack.embedding.vocab_size for stack in stacks)
+        num_embeddings = min(stack.token_embedding.vocab_size for stack in stacks)
     if tokenizer.vocab_size > num_embeddings:
         raise ClearheadError(
             f"{name} cannot be trained: its tokenizer has {tokenizer.vocab_size} tokens, but its embedding only "

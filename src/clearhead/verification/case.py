@@ -60,7 +60,7 @@ class VerificationCase:
             sequences, sources = _text_ids(model, config.vocab_size, lengths), []
             num_new_tokens = _choose_num_new_tokens(model, num_new_tokens, prompt_length=max_length)
         else:
-            sources = _text_ids(model, config.encoder.embedding.vocab_size, lengths[::-1])
+            sources = _text_ids(model, config.encoder.token_embedding.vocab_size, lengths[::-1])
             start_id = model.text_generator.start_id
             sequences = [[start_id, *ids[1:]] for ids in _random_ids(config.vocab_size, lengths)]
             num_new_tokens = _choose_num_new_tokens(model, num_new_tokens, prompt_length=1)
@@ -177,7 +177,7 @@ def _choose_num_new_tokens(model: Model, num_new_tokens: int | None, prompt_leng
 
 def _max_positions(stack: Stack) -> int:
     """Return the number of learned positions of a stack, or `_NO_LIMIT`."""
-    positions = stack.embedding.positions
+    positions = stack.token_embedding.positions
     return positions.num_positions if isinstance(positions, LearnedPositions) else _NO_LIMIT
 
 

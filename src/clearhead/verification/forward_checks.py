@@ -121,7 +121,7 @@ def transformers(case: VerificationCase) -> LogitComparison:
         raise CheckSkipped("transformers is not installed; pip install transformers")
     if case.dtype == torch.float64:
         raise CheckSkipped("transformers computes norms and positions in float32")
-    positions, context = case.config.output_stack.embedding.positions, case.config.context
+    positions, context = case.config.output_stack.token_embedding.positions, case.config.context
     if isinstance(positions, SinusoidalPositions) and len(case.sequences[0]) > context:
         raise CheckSkipped(f"transformers has only {context} sinusoidal positions; reduce --length")
     own_folder = case.model.folder

@@ -191,7 +191,7 @@ class GraphDecoder:
     @property
     def embedding_position(self) -> Tensor:
         """Positions for the embedding (B,). A finished sequence goes on, but not beyond the end of a position table."""
-        positions = self.network.config.output_stack.embedding.positions
+        positions = self.network.config.output_stack.token_embedding.positions
         if isinstance(positions, LearnedPositions):
             return self.position.clamp(max=positions.num_positions - 1)
         return self.position

@@ -166,7 +166,7 @@ class PagedDecoder:
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings (T, D). A sequence that has ended may be beyond the end of a position table."""
-        table = self.network.config.output_stack.embedding.positions
+        table = self.network.config.output_stack.token_embedding.positions
         if isinstance(table, LearnedPositions):
             positions = positions.clamp(0, table.num_positions - 1)
         return self.stack.embedding(tokens[None], positions[None], None)[0].contiguous()

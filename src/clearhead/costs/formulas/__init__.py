@@ -40,6 +40,7 @@ from clearhead.costs.formulas.workload import (
     Phase,
     Workload,
     default_context,
+    default_source,
 )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "cache_bytes_per_token",
     "cross_cache_bytes",
     "default_context",
+    "default_source",
     "estimate_communication",
     "expected_experts",
     "has_fused_kernel",

@@ -10,7 +10,7 @@ kernel receives, and `allowed_flops` of the pairs that the mask allows.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from clearhead.architecture import Experts, FeedForward, Layer, Stack
+from clearhead.architecture import AudioEmbedding, Experts, FeedForward, Layer, Stack
 from clearhead.costs.formulas.attention import attention_operations, cross_key_value_operation
 from clearhead.costs.formulas.matrix_products import Operation, Size, linear_operation
 from clearhead.costs.formulas.workload import Workload
@@ -84,6 +84,8 @@ def list_operations(workload: Workload) -> list[Operation]:
     operations: list[Operation] = []
     if config.encoder is not None and workload.phase != "decode":
         length = workload.source if config.is_encoder_decoder else workload.context
+        if isinstance(config.encoder.embedding, AudioEmbedding):
+            operations += labeled(_convolution_operations(config.encoder.embedding, workload), "encoder", 1)
         operations += _stack_operations("encoder", config.encoder, workload, length)
     if config.decoder is not None and workload.encodes_source:
         for layer, num_layers in distinct_layers(config.decoder):
@@ -101,6 +103,15 @@ def _stack_operations(name: str, stack: Stack, workload: Workload, length: int) 
         for layer, num_layers in distinct_layers(stack)
         for operation in labeled(_layer_operations(layer, workload, length, name == "decoder"), name, num_layers)
     ]
+
+
+def _convolution_operations(config: AudioEmbedding, workload: Workload) -> Iterator[Operation]:
+    """Yield the two convolutions of width 3 as products of one row for each output and 3·inputs columns."""
+    num_places, width = workload.batch * config.num_positions, Size("D", workload.config.width)
+    frames, places = Size("2·B·S", 2 * num_places), Size("B·S", num_places)
+    first = linear_operation("convolution", frames, Size("3·M", 3 * config.num_mel_bands), width)
+    yield replace(first, backward_factor=1)  # the features need no gradient
+    yield linear_operation("strided convolution", places, Size("3·D", 3 * width.number), width)
 
 
 def distinct_layers(stack: Stack) -> list[tuple[Layer, int]]:

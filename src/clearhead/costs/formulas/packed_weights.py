@@ -5,7 +5,7 @@ average_bits(config, "int4", "cpu")      # 5.0 for most matrices, 8.5 for those 
 
 from functools import cache
 
-from clearhead.architecture import Experts, FeedForward, GroupedAttention, ModelConfig, Stack
+from clearhead.architecture import Embedding, Experts, FeedForward, GroupedAttention, ModelConfig, Stack
 from clearhead.backends import is_sensitive
 from clearhead.cache import key_value_shape
 from clearhead.costs.formulas.parameters import total_parameters
@@ -28,7 +28,8 @@ def average_bits(config: ModelConfig, weights: str, device_type: str) -> float:
 def _num_sensitive(config: ModelConfig, device_type: str) -> int:
     """Return the number of weights that keep 8 bits."""
     stacks = {"encoder": config.encoder, "decoder": config.decoder}
-    widths = [stack.embedding.width or config.width for stack in stacks.values() if stack is not None]
+    tables = [stack.embedding for stack in stacks.values() if stack and isinstance(stack.embedding, Embedding)]
+    widths = [table.width or config.width for table in tables]
     count = config.vocab_size * sum(widths[:1] if config.share_embeddings else widths)
     if config.head is not None and not config.head.tied:
         count += config.vocab_size * widths[-1]

@@ -6,6 +6,7 @@ For every preset, tests/costs/test_parameters.py compares the counts with the ne
 """
 
 from clearhead.architecture import (
+    AudioEmbedding,
     DeviationNorm,
     Disentangled,
     Embedding,
@@ -39,7 +40,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     if config.share_embeddings:
         counts["embedding"] -= config.vocab_size * width
     if config.head is not None:
-        table_width = config.output_stack.embedding.width or width
+        table_width = config.output_stack.token_embedding.width or width
         counts["head"] += 0 if config.head.tied else config.vocab_size * table_width
         counts["head"] += config.vocab_size * config.head.bias
         counts["head"] += _transform_parameters(config.head.transform, width, table_width)
@@ -74,13 +75,13 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def _stack_parameters(stack: Stack, width: int) -> dict[str, int]:
-    embedding_norm, table_width = stack.embedding.norm, stack.embedding.width or width
     counts = {
         "embedding": _embedding_parameters(stack.embedding, width),
         "attention": _bucket_parameters(stack, width),
         "norms": _norm_parameters(stack.final_norm, width) if stack.final_norm else 0,
     }
-    counts["norms"] += _norm_parameters(embedding_norm, table_width) if embedding_norm else 0
+    if isinstance(stack.embedding, Embedding) and stack.embedding.norm is not None:
+        counts["norms"] += _norm_parameters(stack.embedding.norm, stack.embedding.width or width)
     for layer in stack.layers[:1] if stack.shared_layers else stack.layers:
         for part, count in layer_parameters(layer, width).items():
             counts[part] = counts.get(part, 0) + count
@@ -109,7 +110,9 @@ def _bucket_parameters(stack: Stack, width: int) -> int:
     return 0
 
 
-def _embedding_parameters(config: Embedding, width: int) -> int:
+def _embedding_parameters(config: Embedding | AudioEmbedding, width: int) -> int:
+    if isinstance(config, AudioEmbedding):  # two convolutions of width 3 with biases, and the table of positions
+        return 3 * width * (config.num_mel_bands + width) + 2 * width + config.num_positions * width
     positions = config.positions
     num_learned = positions.num_positions + positions.offset if isinstance(positions, LearnedPositions) else 0
     projection = 0 if config.width is None else width * (config.width + 1)
@@ -128,6 +131,7 @@ def _grouped_attention_parameters(config: GroupedAttention, width: int) -> int:
     input_width = query_width + num_kv_heads * (head_width + value_width)  # queries, keys and values
     output_width = config.num_heads * value_width
     count = width * input_width + output_width * width + input_width * config.input_bias + width * config.output_bias
+    count -= num_kv_heads * head_width * (not config.key_bias)
     if isinstance(config.head_norm, HeadNorm):
         num_norms = 2 if config.head_norm.scope == "shared" else config.num_heads + num_kv_heads
         count += num_norms * _norm_parameters(config.head_norm.norm, head_width)

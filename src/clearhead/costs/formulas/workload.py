@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from clearhead.architecture import LearnedPositions, ModelConfig
+from clearhead.architecture import AudioEmbedding, LearnedPositions, ModelConfig
 from clearhead.costs.formulas.packed_weights import PACKED_BITS, average_bits
 from clearhead.costs.formulas.tensor_parallel import shard_config
 from clearhead.errors import ClearheadError, require, unknown_name
@@ -80,7 +80,11 @@ class Workload:
             ("source", config.encoder if config.is_encoder_decoder else None, self.source),
             ("context", config.output_stack, self.context),
         ):
-            positions = stack.embedding.positions if stack else None
+            if stack is not None and isinstance(stack.embedding, AudioEmbedding):
+                required = stack.embedding.num_positions
+                require(length == required, f"source is {length}; this model reads audio as {required} vectors, always")
+                continue
+            positions = stack.token_embedding.positions if stack else None
             if isinstance(positions, LearnedPositions) and length > positions.num_positions:
                 raise ClearheadError(
                     f"{name} {length} exceeds the {positions.num_positions} learned positions of this model; "
@@ -145,6 +149,12 @@ class Workload:
 
 def default_context(config: ModelConfig) -> int:
     """Return the context to assume: the one that the model was designed for, at most its learned positions."""
-    positions = config.output_stack.embedding.positions
+    positions = config.output_stack.token_embedding.positions
     num_learned = positions.num_positions if isinstance(positions, LearnedPositions) else config.context
     return min(config.context, num_learned)
+
+
+def default_source(config: ModelConfig, context: int) -> int:
+    """Return the length of the source to assume: `context`, or that of the audio that the encoder reads."""
+    embedding = None if config.encoder is None else config.encoder.embedding
+    return embedding.num_positions if isinstance(embedding, AudioEmbedding) else context

@@ -119,6 +119,8 @@ class KernelCounter(TorchDispatchMode):
         if name in _MATRIX_PRODUCTS:
             left, right = (args[index] for index in _MATRIX_PRODUCTS[name])
             self._record_product(name, num_bytes, left, right, outputs[0])
+        elif name in ("convolution", "convolution_backward"):
+            self._record_convolution(name, num_bytes, args, outputs[0])
         elif name.removesuffix("_backward") in _FUSED_ATTENTION:
             named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             self.record_attention(name, num_bytes, named | kwargs)
@@ -152,6 +154,15 @@ class KernelCounter(TorchDispatchMode):
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         flops = 2 * math.prod(shape)
         self._launch(Kernel(name, num_bytes, flops, shape=shape, uneven_axes=_find_uneven_axes(left, right, out)))
+        self.allowed_flops += flops
+
+    def _record_convolution(self, name: str, num_bytes: int, args: tuple[Any, ...], out: Tensor) -> None:
+        """Record a convolution: each output is a sum over one row of weights. A backward has a product per gradient."""
+        is_backward = name == "convolution_backward"
+        outputs, weight = (args[0], args[2]) if is_backward else (out, args[1])
+        num_products = sum(args[-1][:2]) if is_backward else 1  # gradients of the input and of the weight, if asked for
+        flops = 2 * outputs.numel() * weight[0].numel() * num_products
+        self._launch(Kernel(name, num_bytes, flops))
         self.allowed_flops += flops
 
     def _launch(self, kernel: Kernel) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt
 
-from clearhead.architecture import Layer, LearnedPositions
+from clearhead.architecture import AudioEmbedding, Layer, LearnedPositions
 from clearhead.costs.formulas import (
     OPTIMIZER_STATES,
     Workload,
@@ -116,6 +116,8 @@ def largest_context(workload: Workload, memory_bytes: float) -> int:
     """
     config, is_source = workload.config, workload.encodes_source
     stack = config.encoder if is_source and config.encoder is not None else config.output_stack
+    if isinstance(stack.embedding, AudioEmbedding):  # it always reads the same length
+        return workload.source if estimate_memory(workload).peak <= memory_bytes else 0
     positions = stack.embedding.positions
     limit = positions.num_positions if isinstance(positions, LearnedPositions) else None
 

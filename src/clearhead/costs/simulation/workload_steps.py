@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from clearhead.architecture import AudioEmbedding, Embedding
 from clearhead.backends import GraphDecoder, unsupported_reason
 from clearhead.cache import KeyValueCache, forward_hidden
 from clearhead.costs.formulas import Workload
@@ -45,9 +46,19 @@ def prepare_step(network: Transformer, workload: Workload, kernel: AttentionKern
 def dummy_tokens(network: Transformer, batch: int, length: int) -> Tensor:
     """Return token ids (batch, length) that are in the vocabularies of both the encoder and the decoder."""
     config = network.config
-    vocab_sizes = [stack.embedding.vocab_size for stack in (config.encoder, config.decoder) if stack]
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack]
+    vocab_sizes = [stack.embedding.vocab_size for stack in stacks if isinstance(stack.embedding, Embedding)]
     device = next(network.parameters()).device
     return torch.arange(batch * length, device=device).view(batch, length) % min(vocab_sizes)
+
+
+def _dummy_source(network: Transformer, workload: Workload) -> Tensor:
+    """Return an input of the encoder of an encoder-decoder: token ids (batch, source), or mel bands of silence."""
+    encoder = network.config.encoder
+    if encoder is None or not isinstance(encoder.embedding, AudioEmbedding):
+        return dummy_tokens(network, workload.batch, workload.source)
+    frames, parameter = 2 * encoder.embedding.num_positions, next(network.parameters())
+    return parameter.new_zeros(workload.batch, encoder.embedding.num_mel_bands, frames)
 
 
 def _training_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
@@ -55,7 +66,7 @@ def _training_step(network: Transformer, workload: Workload, kernel: AttentionKe
     target = dummy_tokens(network, workload.batch, workload.context)
     inputs = [target]
     if workload.config.is_encoder_decoder:
-        inputs = [dummy_tokens(network, workload.batch, workload.source), target]
+        inputs = [_dummy_source(network, workload), target]
     if workload.recompute:
         _checkpoint_blocks(network)
 
@@ -80,8 +91,10 @@ def _checkpoint_blocks(network: Transformer) -> None:
 
 def _prefill_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
     config = workload.config
-    length = workload.source if config.is_encoder_decoder else workload.context
-    tokens = dummy_tokens(network, workload.batch, length)
+    if config.is_encoder_decoder:
+        tokens = _dummy_source(network, workload)
+    else:
+        tokens = dummy_tokens(network, workload.batch, workload.context)
 
     @torch.no_grad()
     def step() -> None:
@@ -103,7 +116,7 @@ def decode_step(network: Transformer, workload: Workload, kernel: AttentionKerne
     cache, encoder_output = KeyValueCache(workload.config), None
     with torch.no_grad():
         if workload.config.is_encoder_decoder:
-            source = dummy_tokens(network, workload.batch, workload.source)
+            source = _dummy_source(network, workload)
             encoder_output = network.precompute_cross_attention(network.encode(source, kernel=kernel))
         if workload.context > 1:
             past = dummy_tokens(network, workload.batch, workload.context - 1)
