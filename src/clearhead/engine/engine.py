@@ -37,7 +37,7 @@ from clearhead.model import Transformer
 
 PAGE_SIZE = 32  # tokens; a shared prefix is found in whole pages, and kernels read a page at a time
 MAX_SEQUENCES = 256
-_MAX_TOKENS = {"cpu": 512, "cuda": 8192}  # per step; more are hardly faster and delay other requests
+_MAX_TOKENS = {"cpu": 256, "cuda": 8192}  # per step; more are hardly faster and delay other requests
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EngineSettings(TypedDict, total=False):
     """The settings of an engine.
 
     memory: bytes for keys and values. None takes a share of the free memory.
-    max_tokens: maximum number of tokens that one step reads; a longer prompt is read in several steps. None: 512 on a
+    max_tokens: maximum number of tokens that one step reads; a longer prompt is read in several steps. None: 256 on a
     CPU, 8192 on a GPU.
     max_sequences: maximum number of texts that are generated at the same time; further requests wait.
     page_size: tokens per page.
