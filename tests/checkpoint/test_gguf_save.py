@@ -24,7 +24,7 @@ from clearhead.checkpoint.gguf_save import save_gguf as write_model
 from clearhead.checkpoint.gguf_writer import write_gguf
 from clearhead.errors import ClearheadError
 from clearhead.model import SentencePooler, Transformer
-from clearhead.tokenization import tokenizer_from_gguf, tokenizer_to_gguf, train_tokenizer
+from clearhead.tokenization import byte_tokenizer, tokenizer_from_gguf, tokenizer_to_gguf, train_tokenizer
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
 from tests.checkpoint.gguf_toys import toy_network
 from tests.checkpoint.test_gguf_model import write_file
@@ -207,6 +207,24 @@ def test_a_tokenizer_that_splits_in_an_unknown_way_is_refused():
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(ClearheadError, match="type WordLevel cannot be written"):
         tokenizer_to_gguf(LibraryTokenizer(library, SpecialTokens()), 200)
+
+
+def test_a_tokenizer_of_bytes_keeps_its_tokens():
+    """Without merges it does not matter how a text is split, so every name of llama.cpp will do."""
+    tokenizer = byte_tokenizer()
+    metadata = tokenizer_to_gguf(tokenizer, 257)
+    assert (metadata["tokenizer.ggml.pre"], metadata["tokenizer.ggml.merges"]) == ("gpt-2", [])
+    again = tokenizer_from_gguf(metadata)
+    for text in (TEXT, "日本\x00 it's 1234<|endoftext|>\n\n"):
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+
+
+def test_a_tiny_model_is_converted_with_its_tokenizer(tmp_path):
+    model = clearhead.create("gemma-3-1b", byte_tokenizer(), tiny=True)
+    again = clearhead.load(save_gguf(model, tmp_path / "tiny.gguf", "f16"))
+    assert again.config == model.config
+    assert again.generate("Zürich", max_new_tokens=8).tokens == model.generate("Zürich", max_new_tokens=8).tokens
 
 
 def test_a_sentencepiece_tokenizer_keeps_its_tokens():

@@ -8,7 +8,8 @@ import torch
 
 from clearhead.api import create
 from clearhead.architecture import GroupedAttention, LongRopeScaling, ModelConfig, Rope
-from clearhead.families import TinySizes, preset, presets, shrink
+from clearhead.errors import ClearheadError
+from clearhead.families import TinySizes, family_for, preset, presets, shrink
 
 
 def kinds(config: ModelConfig) -> list[tuple[type, ...]]:
@@ -66,3 +67,23 @@ def test_sizes_can_be_chosen():
     config = shrink(preset("mistral-7b"), sizes)
     assert (config.width, config.vocab_size, len(config.decoder.layers)) == (16, 29, 2)
     assert config.decoder.layers[0].attention.pattern.size == 3
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_tiny_model_can_be_saved_wherever_the_released_one_can(name):
+    def family_name(config: ModelConfig) -> str | None:
+        try:
+            return family_for(config).name
+        except ClearheadError:
+            return None
+
+    released, small = family_name(preset(name)), family_name(shrink(preset(name)))
+    assert (released is None) == (small is None)
+
+
+def test_score_scales_that_follow_from_the_head_width_follow_the_new_width():
+    scales = {
+        name: shrink(preset(name)).output_stack.layers[0].attention.scale
+        for name in ("gemma-3-1b", "deberta-v3-small", "gpt-neo-125m")
+    }
+    assert scales == {"gemma-3-1b": 16**-0.5, "deberta-v3-small": pytest.approx(48**-0.5), "gpt-neo-125m": 1.0}

@@ -19,8 +19,7 @@ REFUSED_ENDS = ("ForQuestionAnswering", "QuestionAnsweringSimple", "ForMultipleC
 REFUSED = {
     *(f"{name}ForCausalLM" for name in ("Bart", "MBart", "Marian", "Pegasus", "BigBirdPegasus")),
     *(f"{name}ForSequenceClassification" for name in ("Bart", "MBart", "BigBirdPegasus", "T5", "MT5", "UMT5")),
-    *(f"{name}ForTokenClassification" for name in ("T5", "MT5", "UMT5", "GPTNeoX", "GPTBigCode", "Falcon")),
-    *(f"{name}ForTokenClassification" for name in ("GPT2", "GPTNeo", "Bloom", "Mpt")),
+    *(f"{name}ForTokenClassification" for name in ("T5", "MT5", "UMT5")),
 }
 
 

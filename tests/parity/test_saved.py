@@ -10,7 +10,7 @@ import transformers
 from clearhead.architecture import Rope
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.errors import ClearheadError
-from clearhead.families import family_for
+from clearhead.families import family_for, preset, presets, shrink
 from clearhead.families.gemma import gemma3_preset
 from clearhead.families.llama import llama_config
 from clearhead.model.transformer import Transformer
@@ -92,3 +92,38 @@ def test_transformers_computes_the_same_from_every_saved_config(case: Case, tmp_
         inputs = make_inputs(case, config, padded=True)
         with torch.no_grad():
             assert largest_difference(network(**inputs), run_reference(theirs, case, inputs), inputs) <= 5e-5
+
+
+def check_a_tiny_preset(name, folder):
+    """Save a preset at toy size and compare the parameters that transformers loads, or find it refused."""
+    torch.manual_seed(0)
+    network = Transformer(shrink(preset(name))).eval()
+    if not can_be_saved(network.config):
+        assert name.startswith(WITHOUT_A_FORM)
+        with pytest.raises(ClearheadError, match="save it as native"):
+            save_folder(network, folder)
+        return
+    tokens = torch.randint(0, 256, (1, 20), generator=torch.Generator().manual_seed(0))
+    model = save_for_transformers(network, folder)
+    with torch.no_grad():
+        if network.config.is_encoder_decoder:
+            ours = network(tokens, target_ids=tokens)
+            theirs = model(input_ids=tokens, decoder_input_ids=tokens).logits
+        else:
+            ours, theirs = network(tokens), model(input_ids=tokens).logits
+    assert (ours - theirs).abs().max() <= 1e-4
+
+
+# Models that transformers has no class for, or that cannot be written for it
+WITHOUT_A_FORM = ("grok", "gpt3", "led", "transformer", "annotated-transformer", "gopher", "palm", "whisper")
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deberta-v3-small", "bloom-560m", "gopher-44m"])
+def test_a_tiny_preset_loads_in_transformers_or_is_refused(name, tmp_path):
+    check_a_tiny_preset(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets())
+def test_every_tiny_preset_loads_in_transformers_or_is_refused(name, tmp_path):
+    check_a_tiny_preset(name, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.architecture import Alibi, Embedding, FeedForward, Head, LayerNorm, ModelConfig, Stack
 from clearhead.families.family import Family, Preset, require_round_trip
-from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
+from clearhead.families.gpt_style import TOKEN_CLASSIFIER_NAMES, make_layers, multi_head_attention, stack_parts
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, QKV_BIASES, QKV_WEIGHTS, FusedPerHead, NameTable
 
@@ -112,6 +112,7 @@ NAMES: NameTable = {
     "transformer.ln_f.weight": "decoder.final_norm.weight",
     "transformer.ln_f.bias": "decoder.final_norm.bias",
     "lm_head.weight": "head.weight",
+    **TOKEN_CLASSIFIER_NAMES,
 }
 
 FAMILY = Family(

@@ -9,6 +9,7 @@ from typing import Any
 from clearhead.architecture import LearnedPositions
 from clearhead.errors import ClearheadError
 from clearhead.families.decoder_row import DecoderRow, Rotary, Setting, choice, gelu_new, layer_norm
+from clearhead.families.gpt_style import TOKEN_CLASSIFIER_NAMES
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import (
     LAYER,
@@ -70,6 +71,7 @@ GPT_NEOX = DecoderRow(
             }
         ),
         "embed_out.weight": "head.weight",
+        **TOKEN_CLASSIFIER_NAMES,
     },
     presets={
         "pythia-160m": {
@@ -181,6 +183,7 @@ GPT_BIGCODE = DecoderRow(
             }
         ),
         "lm_head.weight": "head.weight",
+        **TOKEN_CLASSIFIER_NAMES,
     },
     presets={
         "starcoder-15b": {

@@ -9,6 +9,7 @@ from typing import Any
 from clearhead.architecture import LearnedPositions, SinusoidalPositions
 from clearhead.errors import ClearheadError
 from clearhead.families.decoder_row import DecoderRow, Setting, choice, layer_norm
+from clearhead.families.gpt_style import TOKEN_CLASSIFIER_NAMES
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import (
     LAYER,
@@ -188,6 +189,7 @@ FALCON = DecoderRow(
         ),
         **_FALCON_NORMS,
         "lm_head.weight": "head.weight",
+        **TOKEN_CLASSIFIER_NAMES,
     },
     presets={
         "falcon-7b": {

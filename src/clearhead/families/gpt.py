@@ -23,7 +23,7 @@ from clearhead.architecture import (
 )
 from clearhead.errors import unknown_name
 from clearhead.families.family import Family, Preset, require_round_trip
-from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
+from clearhead.families.gpt_style import TOKEN_CLASSIFIER_NAMES, make_layers, multi_head_attention, stack_parts
 from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
 from clearhead.families.tensor_rules import LAYER, QKV_BIASES, QKV_WEIGHTS, Copy, Fused, NameTable
 
@@ -238,6 +238,7 @@ GPT2_NAMES: NameTable = {
     **_LAYER_NAMES,
     "transformer.ln_f.weight": "decoder.final_norm.weight",
     "transformer.ln_f.bias": "decoder.final_norm.bias",
+    **TOKEN_CLASSIFIER_NAMES,
 }
 IGNORED_TENSORS = (
     r".*\.attn\.(masked_)?bias",  # the causal mask and its fill value, which are computed

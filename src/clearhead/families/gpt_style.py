@@ -12,6 +12,15 @@ from typing import Any, Literal
 from clearhead.architecture import FeedForward, GroupedAttention, Layer, LayerNorm, Stack
 from clearhead.errors import ClearheadError
 from clearhead.families.family import grouped_attentions, require_type
+from clearhead.families.tensor_rules import Copy, NameTable
+
+# The module that scores tokens has another name than the one that scores texts, which has no bias.
+_BIAS = "classifier.scores.bias"
+TOKEN_CLASSIFIER_NAMES: NameTable = {
+    "score.weight": Copy(("classifier.scores.weight",), only_without=_BIAS),
+    "classifier.weight": Copy(("classifier.scores.weight",), only_with=_BIAS),
+    "classifier.bias": _BIAS,
+}
 
 
 def multi_head_attention(

@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.architecture import Alibi, Embedding, FeedForward, Head, LayerNorm, ModelConfig, Stack
 from clearhead.families.family import Family, require_round_trip
-from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
+from clearhead.families.gpt_style import TOKEN_CLASSIFIER_NAMES, make_layers, multi_head_attention, stack_parts
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, QKV_WEIGHTS, Fused, NameTable
 
@@ -128,6 +128,7 @@ NAMES: NameTable = {
     "transformer.blocks.{layer}.norm_2.weight": f"{LAYER}.feed_forward_residual.norm.weight",
     "transformer.norm_f.weight": "decoder.final_norm.weight",
     "lm_head.weight": "head.weight",
+    **TOKEN_CLASSIFIER_NAMES,
 }
 
 FAMILY = Family(

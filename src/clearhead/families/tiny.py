@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from clearhead.architecture import (
     AudioEmbedding,
     Chunked,
+    Disentangled,
     Embedding,
     Experts,
     FeedForward,
@@ -22,7 +23,9 @@ from clearhead.architecture import (
     Rope,
     SlidingWindow,
     Stack,
+    YarnScaling,
 )
+from clearhead.families.rope import recover_mscale, yarn_score_scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class TinySizes:
     width: int = 64
     context: int = 128
     head_width: int = 16
-    feed_forward: int = 128
+    feed_forward: int = 256  # four times the width, which a config.json of GPT-1, BLOOM and MPT cannot change
     window: int = 32  # of sliding windows and chunks
     max_layers: int = 8  # enough for every pattern of layers that a preset repeats
 
@@ -88,6 +91,7 @@ def _shrink_attention(
     width = sizes.head_width
     return replace(
         attention,
+        scale=_rescale(attention, width + width // 2),
         num_heads=_NUM_HEADS,
         plain_width=width,
         rotary_width=width // 2,
@@ -97,12 +101,25 @@ def _shrink_attention(
     )
 
 
+def _rescale(attention: LatentAttention, width: int) -> float | None:
+    """Return the score scale for queries of another width, with the same magnitude of YaRN."""
+    scaling = attention.rope.scaling
+    if attention.scale is None or not isinstance(scaling, YarnScaling):
+        return attention.scale
+    mscale = recover_mscale(attention.scale, attention.plain_width + attention.rotary_width, scaling.factor)
+    return attention.scale if mscale is None else yarn_score_scale(width, scaling.factor, mscale)
+
+
 def _shrink_grouped(attention: GroupedAttention, sizes: TinySizes) -> GroupedAttention:
     match attention.pattern:
         case SlidingWindow():
             attention = replace(attention, pattern=SlidingWindow(size=sizes.window))
         case Chunked():
             attention = replace(attention, pattern=Chunked(size=sizes.window))
+    follows_width = math.isclose(attention.scale or 1.0, attention.head_width**-0.5)
+    if attention.scale is not None and (follows_width or isinstance(attention.position, Disentangled)):
+        scale = attention.scale * math.sqrt(attention.head_width / sizes.head_width)
+        attention = replace(attention, scale=scale)
     if isinstance(attention.position, Rope):
         rope = _shrink_rope(attention.position, attention.head_width, sizes.head_width)
         attention = replace(attention, position=rope, head_width=sizes.head_width)

@@ -116,6 +116,8 @@ def _pre_tokenizer_name(described: dict[str, Any]) -> str:
     patterns = tuple(_patterns(described.get("pre_tokenizer") or {}))
     normalizer = (described.get("normalizer") or {}).get("type")
     ignores_merges = bool(described["model"].get("ignore_merges"))
+    if not described["model"]["merges"] and not ignores_merges and normalizer is None:
+        return "gpt-2"  # every byte is a token, however the text is split
     same = [
         (name, entry)
         for name, entry in GGUF_PRE_TOKENIZATIONS.items()
