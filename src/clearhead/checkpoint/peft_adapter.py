@@ -24,7 +24,7 @@ from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.adapter import Adapter
 from clearhead.checkpoint.placement import stored_tensors
 from clearhead.errors import ClearheadError, quote, require, unknown_name
-from clearhead.families import CLASSIFIER_NAMES, Family, Settings, TensorRule, expand_table, split_expert_index
+from clearhead.families import Family, Settings, TensorRule, expand_table, names_with_classifier, split_expert_index
 from clearhead.files import read_json, write_text
 from clearhead.home import expand_user
 from clearhead.model import Transformer
@@ -224,7 +224,7 @@ def merge_peft_adapter(network: Transformer, family: Family | None, adapter: Pef
 
 
 def _rules(network: Transformer, family: Family) -> dict[str, TensorRule]:
-    table = {**CLASSIFIER_NAMES, **family.tensor_names}
+    table = names_with_classifier(family)
     return dict(expand_table(table, network.config, set(stored_tensors(network))))
 
 

@@ -65,7 +65,7 @@ from clearhead.families.gguf import gguf_architecture, gguf_settings, to_plain_v
 from clearhead.families.gguf_architectures import ARCHITECTURES as GGUF_ARCHITECTURES
 from clearhead.families.gguf_row import LONG_FACTORS, ROTARY_DIVISORS, SHORT_FACTORS, GgufArchitecture
 from clearhead.families.gguf_writing import gguf_metadata
-from clearhead.families.heads import CLASSIFIER_NAMES, replace_head, write_config
+from clearhead.families.heads import names_with_classifier, replace_head, write_config
 from clearhead.families.llama import META_LLAMA_NAMES, llama_config
 from clearhead.families.settings import GENERATION_IDS, Settings
 from clearhead.families.tensor_rules import (
@@ -146,7 +146,6 @@ def family_for(config: ModelConfig) -> Family:
 
 
 __all__ = [
-    "CLASSIFIER_NAMES",
     "CTRANSLATE2_MARIAN",
     "FAMILIES",
     "GENERATION_IDS",
@@ -170,6 +169,7 @@ __all__ = [
     "gguf_settings",
     "llama_config",
     "marian_config",
+    "names_with_classifier",
     "preset",
     "presets",
     "replace_head",

@@ -20,10 +20,16 @@ from clearhead.families.tensor_rules import Copy, NameTable
 
 _SEQUENCE, _TOKENS, _BARE = "ForSequenceClassification", "ForTokenClassification", "Model"
 _LANGUAGE_CLASS = r"(ForCausalLM|LMHeadModel)$"
-CLASSIFIER_NAMES: NameTable = {
+_CLASSIFIER_NAMES: NameTable = {
     f"score.{leaf}": Copy((f"classifier.scores.{leaf}",), only_with="decoder.embedding.tokens.weight")
     for leaf in ("weight", "bias")
 }
+
+
+def names_with_classifier(family: Family) -> NameTable:
+    """Return the tensor names of a family, with those of the classifier unless it has names of its own."""
+    has_own_names = "classifier.bias" in family.tensor_names
+    return family.tensor_names if has_own_names else {**_CLASSIFIER_NAMES, **family.tensor_names}
 
 
 def replace_head(family: Family, config: ModelConfig, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
