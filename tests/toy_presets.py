@@ -10,7 +10,7 @@ from clearhead.families import TinySizes
 from clearhead.families import shrink as shrink_to
 from tests.model.toys import CONTEXT, VOCAB, WIDTH
 
-SIZES = TinySizes(vocab_size=VOCAB, width=WIDTH, context=CONTEXT, head_width=4, feed_forward=24, window=3)
+SIZES = TinySizes(vocab_size=VOCAB, width=WIDTH, context=CONTEXT, head_width=4, feed_forward=24, expert=24, window=3)
 MIN_LAYERS = 3  # a first, a middle and a last one
 
 

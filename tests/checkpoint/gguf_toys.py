@@ -14,7 +14,7 @@ from clearhead.model import Transformer
 from tests.model.toys import redraw
 
 CONTEXT = 64
-SIZES = TinySizes(vocab_size=300, width=64, context=CONTEXT, head_width=16, feed_forward=96, window=24)
+SIZES = TinySizes(vocab_size=300, width=64, context=CONTEXT, head_width=16, feed_forward=96, expert=96, window=24)
 # architecture in our table -> preset
 PRESETS = {
     "llama": "llama-7b",

@@ -197,7 +197,7 @@ def test_what_gguf_cannot_express_is_refused(tmp_path, tokenizer):
 
 
 def test_a_tokenizer_that_splits_in_an_unknown_way_is_refused():
-    library = tokenizers.Tokenizer(models.BPE({chr(n): n for n in range(33, 127)}, []))
+    library = tokenizers.Tokenizer(models.BPE({chr(n): n for n in range(33, 127)} | {"ab": 127}, [("a", "b")]))
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("x", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )

@@ -63,7 +63,9 @@ def test_create_makes_a_tiny_model():
 
 
 def test_sizes_can_be_chosen():
-    sizes = TinySizes(vocab_size=29, width=16, context=32, head_width=4, feed_forward=24, window=3, max_layers=2)
+    sizes = TinySizes(
+        vocab_size=29, width=16, context=32, head_width=4, feed_forward=24, expert=24, window=3, max_layers=2
+    )
     config = shrink(preset("mistral-7b"), sizes)
     assert (config.width, config.vocab_size, len(config.decoder.layers)) == (16, 29, 2)
     assert config.decoder.layers[0].attention.pattern.size == 3

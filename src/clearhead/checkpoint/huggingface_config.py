@@ -67,7 +67,8 @@ def folder_config(
     """Return the content of config.json."""
     written = write_config(family, network.config) | (labels.settings() if labels else {})
     # transformers replaces an absent id by the default of its class, which may lie outside the vocabulary.
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
+    ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": family.padding_id}
+    ids |= special_ids or {}
     dtype = str(network_dtype(network)).removeprefix("torch.")
     # Some families compute with the id of the padding token and write it themselves.
     return written | {"dtype": dtype} | {name: ids[name] for name in ids if name not in written}

@@ -87,9 +87,9 @@ FAMILIES: tuple[Family, ...] = (
     *grok.FAMILIES,
     *gpt.FAMILIES,
     gpt_neo.FAMILY,
+    distilbert.FAMILY,  # before BERT, whose class in transformers needs types of tokens
     bert.FAMILY,
     roberta.FAMILY,
-    distilbert.FAMILY,
     mpnet.FAMILY,
     electra.FAMILY,
     albert.FAMILY,

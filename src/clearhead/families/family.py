@@ -38,6 +38,7 @@ class Family:
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # end of a name in old checkpoints -> end today
     duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor that may repeat another -> that other one
     ignored_tensors: tuple[str, ...] = ()  # regular expressions of tensors that are not loaded, each with its reason
+    padding_id: int | None = None  # what config.json says for a model without padding token
     adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = _keep_config  # to what the tensor names show
 
 

@@ -145,6 +145,7 @@ FAMILY = Family(
     presets=PRESETS,
     model_types=("nomic_bert",),
     read_config=read_config,
+    padding_id=0,  # transformers takes no null
     write_config=write_config,
     tensor_names=NAMES,
     base_model_prefix="nomic_bert.",

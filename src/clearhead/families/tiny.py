@@ -37,6 +37,7 @@ class TinySizes:
     context: int = 128
     head_width: int = 16
     feed_forward: int = 256  # four times the width, which a config.json of GPT-1, BLOOM and MPT cannot change
+    expert: int = 128  # the feed-forward of one expert
     window: int = 32  # of sliding windows and chunks
     max_layers: int = 8  # enough for every pattern of layers that a preset repeats
 
@@ -146,6 +147,6 @@ def _shrink_feed_forward(config: FeedForward | Experts, sizes: TinySizes) -> Fee
         num_experts=_NUM_EXPERTS,
         num_chosen=min(config.num_chosen, _MAX_CHOSEN),
         router=replace(config.router, groups=groups),
-        expert=replace(config.expert, width=sizes.feed_forward),
-        shared=config.shared and replace(config.shared, width=sizes.feed_forward),
+        expert=replace(config.expert, width=sizes.expert),
+        shared=config.shared and replace(config.shared, width=sizes.expert),
     )

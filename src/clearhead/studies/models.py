@@ -63,7 +63,7 @@ def _cache_error(network: Transformer, rows: Tensor) -> float:
 
 def _measure(run: Run) -> Measurements:
     text, vocab_size = english_text()
-    sizes = TinySizes(vocab_size=vocab_size, width=32, head_width=8, feed_forward=64, context=64)
+    sizes = TinySizes(vocab_size=vocab_size, width=32, head_width=8, feed_forward=64, expert=64, context=64)
     found: Measurements = {"curves": {}, "cache_error": {}, "parameters": {}, "changes": {}}
     for name in run.each(MODELS):
         config = shrink(preset(name), sizes)
