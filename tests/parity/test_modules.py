@@ -11,12 +11,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import clearhead
 from clearhead.api import create
+from clearhead.architecture import AudioEmbedding
 from clearhead.backends import pack_network
 from clearhead.errors import ClearheadError
 from tests.checkpoint.tiny import tiny_config
 from tests.parity.config_types import TEXT_PARTS, TYPES
 from tests.parity.harness import VOCAB, randomize
-from tests.parity.test_config_fields import composite_data, keep_sinusoids, toy_data
+from tests.parity.test_config_fields import composite_data, draw_features, keep_sinusoids, toy_data
 
 TOLERANCE, LENGTH = 1e-5, 12
 # One type for each way of storing tensors: fused, transposed, per expert, stacked experts, tied, with computed tables
@@ -42,6 +43,10 @@ def outputs(module, network):
     """Return the logits of a module and of our network for the same tokens."""
     tokens = torch.randint(6, VOCAB - 2, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
+        if isinstance(network.config.encoder and network.config.encoder.embedding, AudioEmbedding):
+            features = draw_features(module.config)
+            theirs = module(input_features=features, decoder_input_ids=tokens[:1]).logits
+            return theirs, network(features, tokens[:1])
         if network.config.is_encoder_decoder:
             theirs = module(input_ids=tokens, decoder_input_ids=tokens[:, 3:]).logits
             return theirs, network(tokens, tokens[:, 3:])
