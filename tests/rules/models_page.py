@@ -49,8 +49,8 @@ The tests build each class in transformers at toy size, draw all of its weights 
 - saved: every tensor after saving, and the logits of transformers from the saved folder;
 - errors: an error in any single field of our config is noticed;
 - fields: every field of config.json changed, one at a time, gives transformers' logits or is refused;
-- greedy and beams, except for encoders and Whisper, whose transcripts are compared in `tests/transcription`: 40 tokens of
-  greedy decoding and the best of 4 beams (12 tokens).
+- greedy and beams, except for encoders and Whisper, whose transcripts are compared in `tests/transcription`: 40 tokens
+  of greedy decoding and the best of 4 beams (12 tokens).
 
 What compares them is found in the code of the tests. Most of them are slow tests.
 
