@@ -25,8 +25,8 @@ GGUF_HEAD = """## GGUF files
 
 The architectures of GGUF files that are read and written, as llama.cpp names them. A toy of each is written, its tensor
 names are those of the `gguf` package, and with llama-cpp-python installed a slow test compares logits, or the hidden
-states of encoders, with llama.cpp. RoBERTa and XLM-R are stored as `bert`; files of rerankers are refused, and encoders
-are written without pooler and language head.
+states of encoders, with llama.cpp. Encoders are written without pooler and language head, and files of rerankers are
+refused. RoBERTa and XLM-R are read from files that store them as `bert`, as llama.cpp does, but not written.
 
 llama.cpp computes two things otherwise than the released models, and than Clearhead from the same file: it rounds the
 bounds of gpt-oss' YaRN ramp, and it chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does.

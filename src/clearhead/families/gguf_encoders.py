@@ -2,8 +2,8 @@
 
     ENCODERS["bert"].tensor_names["blk.{layer}.attn_output_norm.weight"]
 
-gguf_row.py says what a row means. The files hold neither pooler nor language head. RoBERTa and XLM-R are stored as
-BERT, without the rows of their position table that no token uses.
+gguf_row.py says what a row means. The files hold neither pooler nor language head. llama.cpp stores RoBERTa and
+XLM-R as BERT, without the rows of their position table that no token uses; that is read, but not written.
 """
 
 from collections.abc import Mapping
