@@ -246,7 +246,17 @@ def test_create_takes_dtype_and_device():
 
 def test_the_public_names_of_model():
     names = {name for name in dir(Model) if not name.startswith("_")}
-    fields = {"family", "folder", "labels", "network", "sentence", "special_ids", "tokenizer", "use_cuda_graph"}
+    fields = {
+        "family",
+        "folder",
+        "labels",
+        "network",
+        "sentence",
+        "special_ids",
+        "speech",
+        "tokenizer",
+        "use_cuda_graph",
+    }
     assert names - fields == {
         "ask",
         "chat",
@@ -272,6 +282,7 @@ def test_the_public_names_of_model():
         "to",
         "to_huggingface",
         "trace",
+        "transcribe",
     }
 
 

@@ -55,6 +55,7 @@ from clearhead.config import from_json, to_json
 from clearhead.errors import ClearheadError
 from tests.model.toys import FEED_FORWARD, NORM, decoder, encoder, grouped, latent, layer, stack, translator
 
+DISTANCES = Disentangled(num_buckets=16, max_distance=32, norm=LayerNorm(epsilon=1e-5))
 CONFIG_CLASSES = [
     value
     for value in (getattr(architecture, name) for name in architecture.__all__)
@@ -288,8 +289,18 @@ INVALID = {
             embedding=Embedding(vocab_size=4),
             layers=tuple(layer(grouped(position=RelativeBuckets(num_buckets=number))) for number in (8, 16)),
         ),
-        "share one RelativeBuckets table",
+        "share one table of relative positions",
     ),
+    **{
+        f"table of distances beside {position}": (
+            lambda position=position: Stack(
+                embedding=Embedding(vocab_size=4),
+                layers=tuple(layer(grouped(position=each)) for each in (DISTANCES, position)),
+            ),
+            "share one table of relative positions",
+        )
+        for position in (replace(DISTANCES, num_buckets=8), RelativeBuckets(), RelativeBuckets(per_layer=True))
+    },
     "dropout probability 1": (
         lambda: Dropout(residual=1.0),
         "Dropout.residual is 1.0; it must be at least 0 and less than 1",

@@ -15,7 +15,13 @@ from clearhead.architecture.classifier import Classifier, HeadTransform
 from clearhead.architecture.feed_forward import Experts, FeedForward
 from clearhead.architecture.norms import Norm
 from clearhead.architecture.patterns import Bidirectional
-from clearhead.architecture.positions import LearnedPositions, NoPosition, RelativeBuckets, SinusoidalPositions
+from clearhead.architecture.positions import (
+    Disentangled,
+    LearnedPositions,
+    NoPosition,
+    RelativeBuckets,
+    SinusoidalPositions,
+)
 from clearhead.config import CheckedConfig
 from clearhead.errors import ClearheadError, require
 
@@ -93,14 +99,10 @@ class Stack(CheckedConfig):
         require(len(self.layers) > 0, "a stack needs at least one layer")
         is_uniform = len(set(self.layers)) == 1
         require(is_uniform or not self.shared_layers, "layers that share their weights must have equal configs")
-        tables = {
-            (layer.attention.position, layer.attention.num_heads)
-            for layer in self.layers
-            if isinstance(layer.attention.position, RelativeBuckets) and not layer.attention.position.per_layer
-        }
         require(
-            len(tables) <= 1,
-            "all layers of a stack share one RelativeBuckets table; give them the same RelativeBuckets and num_heads",
+            len({_relative_table(layer) for layer in self.layers} - {None}) <= 1,
+            "all layers of a stack share one table of relative positions; give them the same RelativeBuckets and "
+            "num_heads, or the same Disentangled",
         )
 
     @property
@@ -109,6 +111,18 @@ class Stack(CheckedConfig):
         if isinstance(self.embedding, AudioEmbedding):
             raise ClearheadError("the encoder of this model reads audio, not tokens; use transcribe")
         return self.embedding
+
+
+def _relative_table(layer: Layer) -> tuple[object, ...] | None:
+    """Return what a layer needs of the table of relative positions that all layers share; None if it needs none."""
+    match layer.attention.position:
+        case RelativeBuckets(per_layer=True):  # each has its own, and none is shared
+            return ()
+        case RelativeBuckets() as position:
+            return position, layer.attention.num_heads
+        case Disentangled() as position:
+            return (position,)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
