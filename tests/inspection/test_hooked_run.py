@@ -99,17 +99,17 @@ def test_activations_of_llama_are_those_of_transformers():
 @pytest.mark.parametrize("preset", KINDS)
 def test_every_kind_of_block_runs_with_hooks_and_sums_up(preset):
     """The logits are those of the network, and what the branches add leads from one residual stream to the next."""
-    model = create(preset, tiny=True)
+    model = create(preset, tiny=True).to(dtype="float64")
     torch.manual_seed(1)
     randomize(model.network)
     logits, cache = model.run_with_cache(TOKENS)
-    torch.testing.assert_close(logits, model.network(TOKENS), rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits, model.network(TOKENS), rtol=0, atol=1e-10)
     if ("resid_mid", 0) in cache:
         stream = cache["resid_pre", 0] + cache["attn_out", 0]
-        torch.testing.assert_close(cache["resid_mid", 0], stream, rtol=0, atol=2e-5)
+        torch.testing.assert_close(cache["resid_mid", 0], stream, rtol=0, atol=1e-10)
     else:
         stream = cache["resid_pre", 0] + cache["attn_out", 0] + cache["mlp_out", 0]
-        torch.testing.assert_close(cache["resid_post", 0], stream, rtol=0, atol=2e-5)
+        torch.testing.assert_close(cache["resid_post", 0], stream, rtol=0, atol=1e-10)
     weights = cache.stack_activation("pattern")
     assert weights.shape[0] == len(model.config.output_stack.layers)
     assert (weights.sum(-1) <= 1 + 1e-5).all()
