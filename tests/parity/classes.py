@@ -17,7 +17,7 @@ KINDS += ("FOR_QUESTION_ANSWERING", "FOR_MULTIPLE_CHOICE", "FOR_NEXT_SENTENCE_PR
 REFUSED_ENDS = ("ForQuestionAnswering", "QuestionAnsweringSimple", "ForMultipleChoice", "ForNextSentencePrediction")
 # The decoder of an encoder-decoder without cross-attention, and heads that classify with other modules than most
 REFUSED = {
-    *(f"{name}ForCausalLM" for name in ("Bart", "MBart", "Marian", "Pegasus", "BigBirdPegasus")),
+    *(f"{name}ForCausalLM" for name in ("Bart", "MBart", "Marian", "Pegasus", "BigBirdPegasus", "Whisper")),
     *(f"{name}ForSequenceClassification" for name in ("Bart", "MBart", "BigBirdPegasus", "T5", "MT5", "UMT5")),
     *(f"{name}ForTokenClassification" for name in ("T5", "MT5", "UMT5")),
 }

@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 from tests.parity.classes import REFUSED, further_classes, is_refused
 from tests.parity.config_types import TYPES
 from tests.parity.harness import randomize
-from tests.parity.test_config_fields import keep_sinusoids
+from tests.parity.test_config_fields import draw_features, keep_sinusoids
 
 CLASSES = [(model_type, name) for model_type in TYPES for name in further_classes(model_type)]
 SAMPLE = ("LlamaModel", "GPT2ForTokenClassification", "RobertaForSequenceClassification", "BartForQuestionAnswering")
@@ -42,6 +42,10 @@ def make_batch(model):
 def outputs(model, network, tokens, mask):
     """Return transformers' output and ours: logits, or hidden states of a class without head."""
     target = {"decoder_input_ids": tokens[:, TARGET_START:]} if network.config.is_encoder_decoder else {}
+    if network.config.reads_audio:
+        features = draw_features(model.config).expand(len(tokens), -1, -1)
+        theirs = model(input_features=features, use_cache=False, **target)
+        return theirs.encoder_last_hidden_state, network.encode(features).states
     theirs = model(input_ids=tokens, attention_mask=mask, return_dict=True, use_cache=False, **target)
     if target:
         return theirs.encoder_last_hidden_state, network.encode(tokens, mask).states
