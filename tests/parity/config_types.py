@@ -67,8 +67,8 @@ TRANSLATORS: dict[str, ToyType] = {
     "mt5": ("MT5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),
 }
-LISTENERS: dict[str, ToyType] = {"whisper": ("WhisperForConditionalGeneration", WHISPER)}
-TYPES = DECODERS | ENCODERS | TRANSLATORS | LISTENERS
+SPEECH_MODELS: dict[str, ToyType] = {"whisper": ("WhisperForConditionalGeneration", WHISPER)}
+TYPES = DECODERS | ENCODERS | TRANSLATORS | SPEECH_MODELS
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VISION |= {"image_size": 28, "patch_size": 14}
 LLAMA4_VISION = VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}

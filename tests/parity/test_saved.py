@@ -104,7 +104,9 @@ def check_a_tiny_preset(name, folder):
             save_folder(network, folder)
         return
     model = save_for_transformers(network, folder, IGNORED)
-    if name.startswith(("whisper", "mpt-7b-storywriter")):  # it hears, and transformers ignores its slopes
+    if name.startswith(
+        ("whisper", "mpt-7b-storywriter")
+    ):  # one reads audio; of the other, transformers ignores alibi_bias_max
         return
     tokens = torch.randint(0, 256, (1, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

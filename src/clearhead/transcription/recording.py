@@ -54,7 +54,7 @@ class Recording:
     def transcribe(self, choices: Choices) -> tuple[list[TokenSegment], str | None]:
         """Return the segments and the code of the language; None for a model that knows English only.
 
-        Without timestamps, a recording of one window is a single segment, unless the model gives timestamps unasked.
+        Without timestamps, a recording of one window is a single segment, unless the model predicts timestamps anyway.
         """
         self._check(choices)
         encoder_output = self._encode(0)

@@ -77,7 +77,7 @@ def packed_format(weight: PackedWeight) -> dict[str, int]:
 
 
 def plain_linear(x: Tensor, projection: Projection) -> Tensor:
-    """Return the product of x (T, K) with a projection (N, K), in PyTorch: a packed weight is unpacked before."""
+    """Return the product of x (T, K) with a projection (N, K), computed by PyTorch from the unpacked weight."""
     weight = projection.weight
     assert not isinstance(weight, PackedParts), "rows of different formats are only kept for the CPU"
     return functional.linear(x, weight if isinstance(weight, Tensor) else unpack(weight, x.dtype), projection.bias)
