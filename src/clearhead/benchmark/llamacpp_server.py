@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.benchmark.llamacpp import BLOCK_TYPES, quantized_file
-from clearhead.benchmark.server_process import ServerProcess
+from clearhead.benchmark.server_process import ServerProcess, describe_end
 from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.errors import ClearheadError
 
@@ -95,6 +95,7 @@ def _quantize(server: Path, source: Path, block_type: str) -> Path:
         command = [program, "--allow-requantize", str(source), str(output), block_type]
         result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if result.returncode:
-            raise ClearheadError(f"llama-quantize cannot quantize {source.name} to {block_type}")
+            end = describe_end(result.returncode, result.stderr.decode(errors="replace"))
+            raise ClearheadError(f"llama-quantize cannot quantize {source.name} to {block_type}: it {end}")
 
     return quantized_file(source, block_type, f"program {Path(program).stat().st_mtime_ns}", run)

@@ -10,6 +10,7 @@ processor with the server.
 import http.client
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import time
@@ -143,9 +144,15 @@ class ServerProcess(ServingEngine):
     def _check_running(self) -> None:
         assert self.process is not None
         if self.process.poll() is not None:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-            reason = next((line.strip() for line in reversed(lines) if "error" in line.lower()), "it gave no reason")
-            raise ClearheadError(f"{self.program_name} ended with code {self.process.returncode}: {reason}")
+            output = self.log.read_text(encoding="utf-8", errors="replace")
+            raise ClearheadError(f"{self.program_name} {describe_end(self.process.returncode, output)}")
+
+
+def describe_end(code: int, output: str) -> str:
+    """Return how a program ended, by the name of a signal or an exit code, and its last line about an error."""
+    end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    lines = [line.strip() for line in output.split("\n") if "error" in line.lower()]
+    return f"{end}: {lines[-1] if lines else 'it gave no reason'}"
 
 
 def _free_port() -> int:
