@@ -75,6 +75,10 @@ def _find_server() -> Path:
             f"{_VARIABLE} is {configured!r}, which is not a program; set it to the path of llama-server"
         )
     package = importlib.util.find_spec(_PACKAGE)
+    if package is not None:
+        importlib.import_module(
+            _PACKAGE
+        )  # the first import makes the links with which its programs find their libraries
     for folder in (package.submodule_search_locations or []) if package is not None else []:
         if (found := shutil.which(str(Path(folder) / "bin" / "llama-server"))) is not None:
             return Path(found)
