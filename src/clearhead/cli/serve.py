@@ -53,6 +53,14 @@ _DeterministicOption = Annotated[
         rich_help_panel="Speed",
     ),
 ]
+_GatherOption = Annotated[
+    float,
+    typer.Option(
+        help="With more than four requests at once, the new tokens of a text are sent together, at most this many "
+        "seconds apart; 0 sends every token by itself, which takes more of the processor.",
+        rich_help_panel="Speed",
+    ),
+]
 _ShutdownOption = Annotated[
     float,
     typer.Option("--shutdown-timeout", help="Seconds that running requests get after SIGTERM or Ctrl-C.", **_LOAD),
@@ -100,6 +108,7 @@ def serve(
         typer.Option(help="Memory for the KV cache in GB; by default a share of the free memory.", **_LOAD),
     ] = None,
     shutdown_seconds: _ShutdownOption = 30.0,
+    gather_seconds: _GatherOption = 0.05,
     deterministic: _DeterministicOption = False,
     runs: Annotated[Path | None, typer.Option(help="Folder of training runs that the page shows.")] = None,
     dtype: DtypeOption = None,
@@ -130,6 +139,7 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         max_concurrent=max_concurrent,
         max_queued=max_queued,
+        gather_seconds=gather_seconds,
         shutdown_seconds=shutdown_seconds,
         deterministic=deterministic,
         memory=None if memory_gb is None else _as_bytes(memory_gb),

@@ -21,12 +21,19 @@ _UNLIMITED = 2**62
 
 @dataclass(slots=True)  # not frozen: there is one for each token, and frozen fields are set slowly
 class Piece:
-    """What an event adds to a text: characters, the tokens that they consist of, or its end."""
+    """What one or several events add to a text: characters, the tokens that they consist of, or its end."""
 
     index: int
     text: str = ""
     scores: Sequence[TokenScore] = ()
     finish_reason: FinishReason | None = None
+
+    def extend(self, later: "Piece") -> None:
+        """Append what later events add."""
+        self.text += later.text
+        if later.scores:
+            self.scores = [*self.scores, *later.scores]
+        self.finish_reason = later.finish_reason
 
     @property
     def is_only_text(self) -> bool:

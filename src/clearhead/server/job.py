@@ -16,6 +16,7 @@ from clearhead.engine import Event, Request
 from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, failed, invalid, unavailable
 from clearhead.server.choice import Choice, Piece
+from clearhead.server.events import Arrival
 from clearhead.server.service import Service, TextStream
 
 OnPieces = Callable[[Sequence[Piece]], None]
@@ -99,8 +100,11 @@ class Job:
             metrics.prompt_tokens.inc(num_tokens)
             metrics.prompt_lengths.observe(num_tokens)
 
-            def on_event(event: Event, index: int = choice.index) -> None:
-                post(self, index, event)
+            may_stop = bool(choice.request.options.stop)  # the engine would go on after a stop string
+
+            def on_event(event: Event, index: int = choice.index, may_stop: bool = may_stop) -> None:
+                is_first_or_last = event.prompt is not None or event.finish_reason is not None
+                post(self, index, event, at_once=may_stop or is_first_or_last)
 
             try:
                 self._streams[choice.index] = self._service.submit(choice.request, on_event)
@@ -119,14 +123,21 @@ class Job:
         if self._error is not None:
             raise self._error
 
-    def receive(self, events: Sequence[tuple[int, Event]]) -> None:
-        """Report what events add to the texts. An error ends the wait instead."""
+    def receive(self, arrivals: Sequence[Arrival]) -> None:
+        """Report what events add to the texts, one piece for each text. An error ends the wait afterwards."""
         if self._has_ended.is_set():
             return
-        now = time.monotonic()
         try:
-            pieces = [piece for index, event in events if (piece := self._push(index, event, now)) is not None]
-            self._on_pieces(pieces)
+            pieces: dict[int, Piece] = {}
+            try:
+                for index, event, now in arrivals:
+                    piece = self._push(index, event, now)
+                    if index not in pieces and piece is not None:
+                        pieces[index] = piece
+                    elif piece is not None:
+                        pieces[index].extend(piece)
+            finally:
+                self._on_pieces(list(pieces.values()))
         except Exception as error:
             self._end(error)
             return

@@ -94,7 +94,7 @@ class Service:
         self.model, self.names, self.settings, self.metrics = model, names, settings, metrics
         self.created = int(time.time())
         self._shards = shards
-        self.dispatcher = Dispatcher(loop)
+        self.dispatcher = Dispatcher(loop, settings.gather_seconds)
         self.max_concurrent = settings.max_concurrent or _MAX_CONCURRENT.get(model.device.type, _MAX_CONCURRENT["cpu"])
         self.max_length = model.config.context
         self.worker = self._start_worker()

@@ -4,6 +4,7 @@ settings = ServerSettings(port=8000, api_keys=("secret",), max_queued=64, limits
 """
 
 import ipaddress
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from clearhead.errors import ClearheadError, quote
 
 _MAX_PORT = 65535
 _COUNTS = ("max_concurrent", "max_queued_tokens")
+_SECONDS = ("gather_seconds", "shutdown_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class ServerSettings:
     max_concurrent: texts that are generated at the same time. None: 256 on a GPU, 32 on a CPU.
     max_queued: texts that may wait for a place; further requests are answered with 429.
     max_queued_tokens: prompt tokens of all unfinished texts; further requests are answered with 429.
+    gather_seconds: with more than four requests, the new tokens of a text are sent together, at most this much apart.
     shutdown_seconds: how long running requests may take after SIGTERM or SIGINT.
     deterministic: a text is the same to the last bit, whatever else is served.
     memory: bytes for keys and values; None takes a share of the free memory.
@@ -67,6 +70,7 @@ class ServerSettings:
     max_concurrent: int | None = None
     max_queued: int = 512
     max_queued_tokens: int = 1 << 20
+    gather_seconds: float = 0.05
     shutdown_seconds: float = 30.0
     deterministic: bool = False
     memory: int | None = None
@@ -82,8 +86,10 @@ class ServerSettings:
                 raise ClearheadError(f"{name} is {value}; it must be 1 or more")
         if self.max_queued < 0:
             raise ClearheadError(f"max_queued is {self.max_queued}; it must be 0 or more")
-        if self.shutdown_seconds < 0:
-            raise ClearheadError(f"shutdown_seconds is {self.shutdown_seconds}; it must be 0 or more")
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ClearheadError(f"{name} is {value}; it must be 0 or more")
         for key in self.api_keys:
             if not key or not key.isascii() or any(character.isspace() for character in key):
                 raise ClearheadError("an API key must have at least one character, only ASCII, and no spaces")
