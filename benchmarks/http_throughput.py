@@ -5,9 +5,10 @@
 
 The weights are random, since the speed does not depend on them, and every token id has a made-up word as its text. The
 engine and the server are processes of their own, which take turns with the same prompts of 16 to 256 token ids; a ratio
-is that of one turn of each. The clients are processes that send all requests at once and count the events that arrive:
-each token must come as an event of its own. A round ends with the last byte of the last stream; the first round, in
-which kernels are compiled, is not reported. With `--seconds`, rounds are left out so that the measurement ends in time.
+is that of one turn of each. The clients are processes that send all requests at once; the last event of a stream says
+how many tokens it had, since the server may send several in one event. A round ends with the last byte of the last
+stream; the first round, in which kernels are compiled, is not reported. With `--seconds`, rounds are left out so that
+the measurement ends in time.
 
 Two tables say where the time of the server goes: the processor time of its threads for each token, and what its event
 loop does, as samples show that a timer takes in one more round.
@@ -18,6 +19,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import re
 import selectors
 import signal
 import socket
@@ -61,7 +63,9 @@ _ACTIVITIES = {
     "events and tasks": ("/asyncio/", "server/events.py", "server/job.py", "server/streaming.py"),
 }
 _READ_BYTES = 1 << 18
-_EVENT, _DONE = b"data: {", b"data: [DONE]\n\n"
+_EVENT = b"data: {"
+_ENDING = re.compile(rb'"completion_tokens":(\d+).*data: \[DONE\]\n\n', re.DOTALL)
+_ENDING_BYTES = 1024  # longer than the event with the numbers of tokens
 
 
 def model_with_texts(arguments: argparse.Namespace) -> Model:
@@ -206,8 +210,8 @@ def run_client(port: int, prompts: list[list[int]], num_new: int, commands: Conn
 
 
 def ask_for_all(port: int, requests: list[bytes]) -> tuple[float, int, list[float]]:
-    """Return when the last byte arrived, how many events there were, and the seconds to each first one."""
-    selector, started, firsts, num_events, is_done = selectors.DefaultSelector(), {}, {}, 0, set()
+    """Return when the last byte arrived, how many tokens there were, and the seconds to each first event."""
+    selector, started, firsts, num_tokens, num_done = selectors.DefaultSelector(), {}, {}, 0, 0
     for content in requests:
         connection = socket.create_connection((_HOST, port))
         connection.sendall(content)
@@ -219,23 +223,23 @@ def ask_for_all(port: int, requests: list[bytes]) -> tuple[float, int, list[floa
             connection, rest = key.fileobj, key.data
             data = connection.recv(_READ_BYTES)
             received = rest[0] + data
-            if count := received.count(_EVENT):
-                firsts.setdefault(connection, time.perf_counter() - started[connection])
-                num_events += count
-            if _DONE in received:
-                is_done.add(connection)
-            rest[0] = received[-len(_EVENT) + 1 :]  # an event may begin in it
+            if connection not in firsts and _EVENT in received:
+                firsts[connection] = time.perf_counter() - started[connection]
+            rest[0] = received[-_ENDING_BYTES:]
             if not data:
+                if found := _ENDING.search(received):
+                    num_tokens, num_done = num_tokens + int(found[1]), num_done + 1
                 selector.unregister(connection)
                 connection.close()
-    if len(is_done) < len(requests):
-        sys.exit(f"{len(requests) - len(is_done)} streams were not complete")
-    return time.perf_counter(), num_events, list(firsts.values())
+    if num_done < len(requests):
+        sys.exit(f"{len(requests) - num_done} streams were not complete")
+    return time.perf_counter(), num_tokens, list(firsts.values())
 
 
 def request(prompt: list[int], num_new: int, salt: str) -> bytes:
     """Return a request for a stream. Prompts with another salt share no cached prefixes."""
-    body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "stream": True}
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     content = json.dumps({**body, "cache_salt": salt}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {_HOST}\r\nContent-Type: application/json\r\n"
     return f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
@@ -315,12 +319,13 @@ def measure_round(control: Connection, clients: list[Connection], arguments: arg
     ends, counts, firsts = zip(*[each.recv() for each in clients], strict=True)
     control.send("threads")
     after = control.recv()
-    seconds, num_tokens = max(ends) - began, arguments.streams * arguments.new_tokens
+    seconds, num_tokens = max(ends) - began, sum(counts)
+    if num_tokens != arguments.streams * arguments.new_tokens:
+        sys.exit(f"{num_tokens} tokens arrived, {arguments.streams * arguments.new_tokens} were asked for")
     waits = sorted(wait for part in firsts for wait in part)
     return {
         "tokens_per_second": num_tokens / seconds,
         "seconds": seconds,
-        "events_per_token": sum(counts) / num_tokens,
         "first_token_p50_seconds": waits[len(waits) // 2],
         "first_token_p99_seconds": waits[len(waits) * 99 // 100],
         "processor_us_per_token": {name: (after[name] - before[name]) / num_tokens * 1e6 for name in after},
@@ -335,7 +340,7 @@ def print_tables(found: dict[str, Any]) -> None:
     middle = statistics.median
     print(f"engine {middle(engine):,.0f} tokens/s; HTTP {middle(rates):,.0f} tokens/s")
     print(f"HTTP / engine: {middle(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    for name in ("events_per_token", "first_token_p50_seconds", "first_token_p99_seconds"):
+    for name in ("first_token_p50_seconds", "first_token_p99_seconds"):
         print(f"{name}: {middle(each[name] for each in rounds):.3f}")
     elapsed = middle(each["seconds"] / each["tokens_per_second"] / each["seconds"] for each in rounds) * 1e6
     print(f"\n| thread | processor time, µs per token ({elapsed:.1f} µs elapse) |\n|---|---|")
