@@ -172,8 +172,8 @@ def _packed_tiling(num_rows: int, num_groups: int, is_wide: bool) -> tuple[dict[
         groups, warps, programs = 512, 4 if block <= 128 else 8, 4
     elif block >= 512:
         groups, warps, programs = 2048, 16, 1
-    elif block <= 128 and 1 << 18 <= num_rows * block <= 1 << 19:  # each program then has one tile
-        groups, warps, programs = 2048, 8, 2
+    elif block <= 128 and 1 << 18 <= num_rows * block <= 1 << 19:  # a second program per multiprocessor would wait
+        groups, warps, programs = 2048, 8, 1
     else:
         groups, warps, programs = 1024, 4 if block <= 128 else 8, 2
     return {"BLOCK_N": max(2, groups // block), "BLOCK_G": block, "num_warps": warps}, programs
@@ -189,6 +189,7 @@ def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@lru_cache
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Return the options for programmatic dependent launch, which Hopper and later GPUs support."""
     supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
