@@ -54,3 +54,11 @@ def test_values_that_no_network_can_have_are_refused(name, value, message):
     full = transformers.AutoConfig.for_model("gpt_neox").to_dict() | {"rope_parameters": None, name: value}
     with pytest.raises(ClearheadError, match=message):
         family_of_type("gpt_neox").read_config(Settings(full, "config.json"))
+
+
+@pytest.mark.parametrize("value", [7, 0.5, True, {"p2c": 1}, "c2p"])
+def test_deberta_needs_both_kinds_of_relative_scores(value):
+    full = transformers.AutoConfig.for_model("deberta-v2").to_dict()
+    settings = full | {"relative_attention": True, "pos_att_type": value}
+    with pytest.raises(ClearheadError, match="'pos_att_type' must be both c2p and p2c"):
+        family_of_type("deberta-v2").read_config(Settings(settings, "config.json"))

@@ -166,6 +166,7 @@ def test_triton_needs_a_recent_gpu_a_compiler_and_the_package(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler recommends a lower precision
 def test_compiled_objective_gives_the_same_gradients():
     batch = Batch(tokens=some_tokens(length=64).cuda(), targets=some_tokens(length=64, seed=2).cuda())
     results = []

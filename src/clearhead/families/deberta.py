@@ -89,7 +89,8 @@ def _check(settings: Settings) -> None:
     width, is_relative = settings.integer("hidden_size"), settings.boolean("relative_attention", False)
     kinds = settings.data.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
-    if sorted(str(kind).strip() for kind in kinds) != (["c2p", "p2c"] if is_relative else []):
+    found = sorted(str(kind).strip() for kind in kinds) if isinstance(kinds, list) else None
+    if found != (["c2p", "p2c"] if is_relative else []):
         raise ClearheadError(f"{settings.where}: 'pos_att_type' must be both c2p and p2c, as in DeBERTa v3")
     if is_relative and not settings.boolean("share_att_key", False):
         raise ClearheadError(f"{settings.where}: 'share_att_key' must be true, as in DeBERTa v3")

@@ -38,7 +38,7 @@ from clearhead.model.attention import Attention, temperature_factors
 from clearhead.model.audio import AudioEmbeddingLayer
 from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
-from clearhead.model.embedding import LogitHead, check_shapes
+from clearhead.model.embedding import LogitHead, TokenEmbedding, check_shapes
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer, Xielu
 from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import (
@@ -91,6 +91,7 @@ __all__ = [
     "RouterLayer",
     "Scoring",
     "SentencePooler",
+    "TokenEmbedding",
     "Transformer",
     "Xielu",
     "alibi_bias",

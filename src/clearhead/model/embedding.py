@@ -49,8 +49,12 @@ class TokenEmbedding(nn.Module):
         if self.config.scale != 1.0:
             # The scale is first rounded to the model's precision: in bfloat16 Gemma's √3072 is 55.5.
             x = x * x.new_full((), self.config.scale)
+        return self.finish(x, positions, token_types)
+
+    def finish(self, x: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Add to scaled rows of the token table (B, T, width of the table) all other parts: (B, T, D)."""
         if self.types is not None:
-            x = x + self.types(torch.zeros_like(tokens) if token_types is None else token_types)
+            x = x + self.types(x.new_zeros(x.shape[:-1], dtype=torch.long) if token_types is None else token_types)
         match self.config.positions:
             case LearnedPositions(offset=offset):
                 assert self.positions is not None

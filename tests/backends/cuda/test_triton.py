@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
-from clearhead.architecture import Rope
+from clearhead.architecture import Embedding, Rope
 from clearhead.backends.cuda.launch import packed_arguments, packed_format, unpack
+from clearhead.backends.cuda.paged_launch import embed_seats
+from clearhead.backends.cuda.seats import Seats
+from clearhead.backends.modules import PackedTable
 from clearhead.backends.packed import PackedWeight, pack, pack_gguf_blocks, widen, widen_all
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
+from clearhead.model import TokenEmbedding
 from clearhead.model.attend import Scoring, reference_attention
 from clearhead.model.masks import Mask
 from clearhead.model.norms import root_mean_square
@@ -177,6 +182,24 @@ def test_unpacked_weights_equal_those_of_the_formula(kind, dtype):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     else:  # the interpreter cuts off what does not fit, where a GPU rounds
         torch.testing.assert_close(found, expected, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if ON_GPU else [torch.float32])
+@pytest.mark.parametrize("scale", [1.0, 3072**0.5])
+@pytest.mark.parametrize("kind", [None, "int8", "int4", *HALVES])
+def test_embeddings_of_seats_are_bitwise_those_of_the_module(kind, scale, dtype):
+    """The last row has no seat, and gets token 0 at position 0; the interpreter does not round to bfloat16."""
+    columns = 1536 if kind in HALVES else 1070  # the latter are padded to 1,088
+    table = randn(11, columns).to(dtype) if kind is None else packed_weight(kind, 11, columns)
+    embedding = TokenEmbedding(Embedding(vocab_size=11, scale=scale), columns, dropout=0.0)
+    embedding.tokens = nn.Embedding.from_pretrained(table) if kind is None else PackedTable(table, dtype)
+    seats = Seats(4, 1, 11, torch.device(DEVICE))
+    seats.token.copy_(torch.tensor([3, 10, 7, 1]))
+    seats.position.copy_(torch.tensor([5, 6, 900, 8]))
+    seats.activate([2, 0], 3)
+    x, positions = embed_seats(embedding.tokens, scale, seats, 3)
+    assert positions.tolist() == [900, 5, 0]
+    assert torch.equal(x, embedding(torch.tensor([[7, 3, 0]], device=DEVICE), positions[None])[0])
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -22,6 +22,7 @@ layers             a block with its part of that cache, at fixed addresses
 launch             its Triton kernels as functions of tensors
 triton_products    y = residual + activation(W norm(x)), for plain and packed weights
 triton_unpacking   packed weights to plain ones, for products of many rows
+triton_embedding   the tokens of running sequences to rows of the token table
 triton_attention   attention of one new token over a contiguous cache
 """
 

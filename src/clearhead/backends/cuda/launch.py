@@ -49,7 +49,7 @@ def fused_linear(
         "RESIDUAL": residual is not None,
     } | dependent_launch(x.device)  # fmt: skip
     if isinstance(weight, PackedWeight):
-        tile, programs = _packed_tiling(num_outputs, weight.num_groups, gated and weight.quants.dtype == torch.int8)
+        tile, programs = _packed_tiling(num_outputs, weight.num_groups, weight.quants.dtype == torch.int8, gated)
         max_programs = programs * _num_multiprocessors(x.device)
         multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
             y, x, *packed_arguments(weight), *arguments, DP4A=x.is_cuda, **packed_format(weight), **options, **tile
@@ -158,22 +158,23 @@ def _tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     return {"BLOCK_N": rows, "BLOCK_K": columns, "num_warps": warps}
 
 
-def _packed_tiling(num_rows: int, num_groups: int, is_wide: bool) -> tuple[dict[str, int], int]:
+def _packed_tiling(num_rows: int, num_groups: int, is_int8: bool, gated: bool) -> tuple[dict[str, int], int]:
     """Return the tile of the packed kernel, which is as wide as the matrix, and its programs per multiprocessor.
 
-    is_wide: a program holds rows of a gate and of up in 8 bits. Of some 50 combinations for each shape, these are the
-    best in the captured step of Llama 8B, and good in that of 1B, on an H200. Alone, other tiles are faster; in the
-    step, a kernel that leaves registers free lets the next one load its first weights earlier.
+    Of some 50 combinations for each shape, these are the best in the captured step of Llama 8B, and good in that of 1B,
+    on an H200. Alone, other tiles are faster; in the step, a kernel that leaves registers free lets the next one load
+    its first weights earlier.
     """
     block = power_of_two(num_groups)
-    if is_wide:
+    if is_int8 and gated:  # a program holds rows of both matrices
         groups, warps, programs = (1024, 8, 1) if block >= 128 else (512, 4, 3)
     elif num_rows >= _LARGE_OUTPUT:
         groups, warps, programs = 512, 4 if block <= 128 else 8, 4
     elif block >= 512:
         groups, warps, programs = 2048, 16, 1
-    elif block <= 128 and 1 << 18 <= num_rows * block <= 1 << 19:  # each program then has one tile
-        groups, warps, programs = 2048, 8, 2
+    elif block <= 128 and 1 << 18 <= num_rows * block <= 1 << 19:
+        # In 8 bits, a second program does not fit beside attention, and would load its weights only after it.
+        groups, warps, programs = 2048, 8, 1 if is_int8 else 2
     else:
         groups, warps, programs = 1024, 4 if block <= 128 else 8, 2
     return {"BLOCK_N": max(2, groups // block), "BLOCK_G": block, "num_warps": warps}, programs
@@ -189,6 +190,7 @@ def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@lru_cache
 def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Return the options for programmatic dependent launch, which Hopper and later GPUs support."""
     supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -21,7 +21,7 @@ from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.async_tokens import AsyncTokens
 from clearhead.backends.cuda.launch import fused_linear, plain_linear
 from clearhead.backends.cuda.paged_encoder import PagedEncoder
-from clearhead.backends.cuda.paged_launch import add_and_normalize, read_columns
+from clearhead.backends.cuda.paged_launch import add_and_normalize, embed_seats
 from clearhead.backends.cuda.paged_layers import build_layers, run_layers, run_layers_in_kernels
 from clearhead.backends.cuda.paged_steps import DecodeStep, PromptStep
 from clearhead.backends.cuda.sampler import Sampler
@@ -32,7 +32,7 @@ from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.packed import PackedWeight
 from clearhead.cache import PackedLayout, PageStorage
 from clearhead.errors import ClearheadError
-from clearhead.model import Transformer
+from clearhead.model import TokenEmbedding, Transformer
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows for which a step is captured
 _MAX_PACKED_ROWS = 16  # rows up to which packed weights run in the Triton kernels
@@ -156,7 +156,9 @@ class PagedDecoder:
         Rows without a seat compute something that nobody reads.
         """
         active = self.seats.active[: step.num_rows]
-        x = self._embed(*read_columns(self.seats, len(active)))
+        embedding = cast(TokenEmbedding, self.stack.embedding)
+        x, positions = embed_seats(embedding.tokens, embedding.config.scale, self.seats, len(active))
+        x = embedding.finish(x[None], self._known_positions(positions)[None])[0].contiguous()
         in_kernels = self.runs_in_kernels and len(x) <= self.max_kernel_rows
         x = (run_layers_in_kernels if in_kernels else run_layers)(self.layers, x, step)
         logits = self.logits(x)
@@ -165,11 +167,13 @@ class PagedDecoder:
     # --- the network
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the embeddings (T, D). A sequence that has ended may be beyond the end of a position table."""
+        """Return the embeddings (T, D)."""
+        return self.stack.embedding(tokens[None], self._known_positions(positions)[None], None)[0].contiguous()
+
+    def _known_positions(self, positions: Tensor) -> Tensor:
+        """Return positions within a position table; a sequence that has ended may be beyond its end."""
         table = self.network.config.output_stack.token_embedding.positions
-        if isinstance(table, LearnedPositions):
-            positions = positions.clamp(0, table.num_positions - 1)
-        return self.stack.embedding(tokens[None], positions[None], None)[0].contiguous()
+        return positions.clamp(0, table.num_positions - 1) if isinstance(table, LearnedPositions) else positions
 
     @torch.inference_mode()
     def logits(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.architecture import (
     Alibi,
@@ -19,15 +19,17 @@ from clearhead.architecture import (
     RotatedHeadNorm,
     SlidingWindow,
 )
-from clearhead.backends.cuda.launch import dependent_launch, power_of_two
+from clearhead.backends.cuda.launch import dependent_launch, packed_arguments, packed_format, power_of_two
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering import LoweredAttention
 from clearhead.backends.lowering_norms import NormModule, lower_norm
+from clearhead.backends.modules import PackedTable
 from clearhead.cache import PackedLayout
 
 _LOG2_E = math.log2(math.e)  # the kernel of prompts computes powers of two
 _UNLIMITED = 1 << 30  # a window or chunk that is larger than any text
 _MIN_SPAN = 512  # keys of a sequence that are not worth dividing, if other sequences keep the GPU busy
+_EMBEDDED_GROUPS = 16  # groups of 32 values of a packed token table that a program unpacks
 _FEW_PROGRAMS = 128  # about the number of multiprocessors of the largest GPUs
 
 
@@ -173,15 +175,30 @@ def activate(inner: Tensor, gated: bool, activation: str) -> Tensor:
     return y
 
 
-def read_columns(seats: Seats, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and positions (B,) of the first `num_rows` active seats."""
-    from clearhead.backends.cuda import triton_rows
+def embed_seats(table: nn.Embedding | PackedTable, scale: float, seats: Seats, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the scaled rows (B, D) of a token table for the first `num_rows` active seats, and their positions (B,).
 
-    tokens, positions = torch.empty(2, num_rows, dtype=torch.int64, device=seats.device)
-    triton_rows.read_columns[(1,)](
-        tokens, positions, seats.active, seats.integers, seats.num_seats, B=num_rows, BLOCK_B=power_of_two(num_rows)
+    As in TokenEmbedding, the scale is first rounded to the precision of the rows.
+    """
+    from clearhead.backends.cuda import triton_embedding as kernels
+
+    weight, dtype = (
+        (table.packed, table.dtype) if isinstance(table, PackedTable) else (table.weight, table.weight.dtype)
     )
-    return tokens, positions
+    size, width = weight.shape
+    x = torch.empty(num_rows, width, dtype=dtype, device=seats.device)
+    positions = torch.empty(num_rows, dtype=torch.int64, device=seats.device)
+    arguments = x, positions, seats.active, seats.integers, seats.num_seats
+    factor = torch.full((), scale, dtype=dtype).item()
+    options = {"K": width, "SCALED": scale != 1.0, "num_warps": 4} | dependent_launch(seats.device)
+    if isinstance(weight, Tensor):
+        kernels.embed_plain[num_rows, -(-width // 1024)](*arguments, weight, factor, BLOCK_K=1024, **options)
+    else:  # products and sums are rounded one by one, as in the module
+        kernels.embed_packed[num_rows, -(-weight.num_groups // _EMBEDDED_GROUPS)](
+            *arguments, *packed_arguments(weight), size, factor, BLOCK_G=_EMBEDDED_GROUPS, enable_fp_fusion=False,
+            **packed_format(weight), **options,
+        )  # fmt: skip
+    return x, positions
 
 
 def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tensor, Tensor, float, dict[str, Any]]:

@@ -6,6 +6,7 @@ sampler = Sampler(seats, num_rows=64, adjust=False); tokens = sampler.choose(log
 import torch
 from torch import Tensor
 
+from clearhead.backends.cuda.launch import dependent_launch
 from clearhead.backends.cuda.seats import Seats
 
 _MAX_CANDIDATES = 64  # tokens of a row that may win the draw; about 12 are expected
@@ -49,7 +50,8 @@ class Sampler:
         found = self.num_candidates, self.candidates, self.candidate_values, self.candidate_places
         joined = self.maxima, self.sums
         # Products and sums are rounded one by one, as in the reference.
-        options = {"V": seats.vocab_size, "ADJUST": self.adjust, "enable_fp_fusion": False}
+        launch = dependent_launch(seats.device)
+        options = {"V": seats.vocab_size, "ADJUST": self.adjust, "enable_fp_fusion": False} | launch
         more = {"CHUNKS": self.num_chunks, "BLOCK_C": 1 << (self.num_chunks - 1).bit_length(), "MAX": _MAX_CANDIDATES}
         grid, tile = (num_rows, self.num_chunks), {"CHUNK": self.chunk, "BLOCK": 512, "num_warps": 4}
         kernels.scan_logits[grid](
@@ -73,7 +75,7 @@ class Sampler:
             **options,
         )
         kernels.add_noise_to_candidates[(num_rows,)](
-            *found, *joined, active, seats.integers, seats.numbers, seats.num_seats, num_warps=2, **more
+            *found, *joined, active, seats.integers, seats.numbers, seats.num_seats, num_warps=2, **more, **launch
         )
         check_candidates[grid](self.ranks, self.masses, *found, *joined, *inputs, **tile, **more, **options)
         kernels.choose_tokens[(num_rows,)](

@@ -7,7 +7,7 @@ judge(...)                         whether the filters keep one of them
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_logits import TAIL, TEMPERATURE, TOP_K, read_logits
+from clearhead.backends.cuda.triton_logits import TAIL, TEMPERATURE, TOP_K, read_logits, wait_for_previous
 
 
 @triton.jit
@@ -41,13 +41,14 @@ def check_candidates(
     ranks, masses, num_candidates, candidates, candidate_values, candidate_places,
     maxima, sums, logits, seats, integers, numbers, counts, bias, num_seats,
     V: tl.constexpr, ADJUST: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, MAX: tl.constexpr,
+    BLOCK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compare the tokens of one chunk with the first four candidates, each the best one before the previous.
 
     ranks (B, chunks, 6): numbers of tokens above each, and within 2 and 6 of the largest value.
     masses (B, chunks, 6): Σ exp of each candidate and what comes after it, and of the tokens within 2 and 6.
     """
+    wait_for_previous(PDL)
     b, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     seat = tl.load(seats + b)
     if seat < 0:

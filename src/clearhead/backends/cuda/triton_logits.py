@@ -16,6 +16,14 @@ _SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """With PDL, let the next kernel start, and wait until the previous one has ended (triton_products.py)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def count_up(seed, index):
     """Return the state of SplitMix64, started at `seed`, from which its number `index` is computed; all uint64."""
     return seed + (index + 1) * GOLDEN

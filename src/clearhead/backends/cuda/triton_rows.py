@@ -61,12 +61,3 @@ def activate_rows(
     if GATED:
         values *= tl.load(inner + row * WIDTH + F + f, f < F, 0.0).to(tl.float32)
     tl.store(y + row * F + f, values.to(y.dtype.element_ty), f < F)
-
-
-@triton.jit
-def read_columns(tokens, positions, seats, columns, num_seats, B: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Copy the first two columns, token and position, of the seats of B rows; 0 where there is no sequence."""
-    b = tl.arange(0, BLOCK_B)
-    seat = tl.load(seats + b, b < B, -1)
-    tl.store(tokens + b, tl.load(columns + seat, seat >= 0, 0), b < B)
-    tl.store(positions + b, tl.load(columns + num_seats + seat, seat >= 0, 0), b < B)

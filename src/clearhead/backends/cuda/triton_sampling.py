@@ -32,6 +32,7 @@ from clearhead.backends.cuda.triton_logits import (
     draw_state,
     read_logits,
     scramble,
+    wait_for_previous,
 )
 
 # The winner's value is log Σ exp(value) plus Gumbel noise, which is above -2.5 except once in 200,000 draws.
@@ -41,12 +42,13 @@ _MARGIN = tl.constexpr(2.5)  # about e^2.5 = 12 tokens exceed the bound
 @triton.jit
 def scan_logits(
     maxima, places, sums, num_candidates, logits, seats, integers, numbers, counts, bias, num_seats,
-    V: tl.constexpr, ADJUST: tl.constexpr, CHUNK: tl.constexpr,
+    V: tl.constexpr, ADJUST: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Reduce one chunk of the logits (B, V) of one row. The maximum is NaN if a logit is.
 
     maxima, sums (B, chunks) float32: the largest value and Σ exp(value - largest); places (B, chunks) int32: its token.
     """
+    wait_for_previous(PDL)
     b, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     seat = tl.load(seats + b)
     if seat < 0:
@@ -77,13 +79,14 @@ def draw_candidates(
     num_candidates, candidate_values, candidate_places,
     maxima, sums, logits, seats, integers, numbers, counts, bias, num_seats,
     V: tl.constexpr, ADJUST: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, MAX: tl.constexpr,
+    BLOCK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Collect all tokens of one chunk that may exceed the bound with their noise, and few others.
 
     num_candidates (B,) may exceed MAX, but only MAX are stored: candidate_values (B, MAX) float32, without noise, and
     candidate_places (B, MAX) int32, their tokens.
     """
+    wait_for_previous(PDL)
     b, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     seat = tl.load(seats + b)
     if seat < 0:
@@ -115,9 +118,10 @@ def draw_candidates(
 @triton.jit
 def add_noise_to_candidates(
     num_candidates, candidates, candidate_values, candidate_places, maxima, sums, seats, integers, numbers, num_seats,
-    CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, MAX: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute the values of the candidates of a row with noise, in float64; -inf for those below the bound."""
+    wait_for_previous(PDL)
     b, m = tl.program_id(0).to(tl.int64), tl.arange(0, MAX)
     seat = tl.load(seats + b)
     if seat < 0:
@@ -138,12 +142,13 @@ def choose_tokens(
     chosen, places, ranks, masses, num_candidates, candidates, candidate_values, candidate_places,
     maxima, sums, logits, seats, integers, numbers, counts, bias, num_seats,
     V: tl.constexpr, ADJUST: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
-    MAX: tl.constexpr,
+    MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose the token of one row and advance the columns of its seat.
 
     chosen (B,): receives the token, or -1 if the logits are not finite.
     """
+    wait_for_previous(PDL)
     b = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + b)
     if seat < 0:

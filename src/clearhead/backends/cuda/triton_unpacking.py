@@ -1,6 +1,7 @@
 """A Triton kernel that turns packed weights into plain ones, for products of many rows.
 
     unpack_rows[grid](y, ...)      y = scale · quant + offset, which reads and writes every byte once
+    load_values(quants, ...)       the values of some rows, for other kernels
 
 PyTorch's operations do the same in several passes over float32 values, which takes ten times as long.
 """
@@ -20,6 +21,20 @@ def unpack_rows(
     """Write W (N, K) to y. The packed W has GROUPS groups of 32 values per row, as in multiply_packed_row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     group = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    plain = load_values(
+        quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
+    )
+    column = group[None, :, None] * 32 + tl.arange(0, 32)[None, None, :]
+    target = y + n[:, None, None].to(tl.int64) * K + column
+    tl.store(target, plain.to(y.dtype.element_ty), (n < N)[:, None, None] & (column < K))
+
+
+@triton.jit
+def load_values(
+    quants, scales, offsets, group_scales, group_offsets, n, group, N,
+    GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    """Return the values of these groups of rows n in float32: (rows, groups, 32)."""
     words, scale, late_scale, offset = load_groups(
         quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
     )
@@ -28,7 +43,7 @@ def unpack_rows(
         values = _bytes_in_order(words)
     else:  # byte j of a group holds its values j and j + 16
         early, late = _bytes_in_order(words & 0x0F0F0F0F), _bytes_in_order((words >> 4) & 0x0F0F0F0F)
-        values = tl.reshape(tl.trans(tl.join(early, late), 0, 1, 3, 2), (BLOCK_N, BLOCK_G, 32))
+        values = tl.reshape(tl.trans(tl.join(early, late), 0, 1, 3, 2), (words.shape[0], words.shape[1], 32))
         if not OFFSETS:
             values -= 8
     factor = scale.to(tl.float32)[:, :, None]
@@ -37,9 +52,7 @@ def unpack_rows(
     plain = values.to(tl.float32) * factor
     if OFFSETS:
         plain += offset.to(tl.float32)[:, :, None]
-    column = group[None, :, None] * 32 + place
-    target = y + n[:, None, None].to(tl.int64) * K + column
-    tl.store(target, plain.to(y.dtype.element_ty), (n < N)[:, None, None] & (column < K))
+    return plain
 
 
 @triton.jit
