@@ -35,6 +35,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python end modules as usual: with frozen objects, Triton prints hundreds of lines about leaks."""
+    gc.unfreeze()
+
+
 def installed(name: str) -> Path:
     try:
         return get(name)
