@@ -483,12 +483,7 @@ store.get("minilm")
 
 def test_sigterm_ends_the_client_with_its_processes_and_deletes_the_work_folder(models):
     process = subprocess.Popen([sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    time.sleep(0.5)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        pytest.skip("this system does not list the children of a process")
-    client = int(children.read_text().split()[0])
+    client = started_client(process)
     process.terminate()
     process.communicate(timeout=20)
     assert process.returncode == 143
@@ -498,19 +493,27 @@ def test_sigterm_ends_the_client_with_its_processes_and_deletes_the_work_folder(
 
 def test_sigkill_ends_the_client_with_its_processes(models):
     process = subprocess.Popen([sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    time.sleep(0.5)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        pytest.skip("this system does not list the children of a process")
-    client = int(children.read_text().split()[0])
-    assert len(running_in_group(client)) >= 2  # the client and the process that it has started
+    client = started_client(process)
     process.kill()
     process.communicate(timeout=20)
     end = time.monotonic() + 20
     while running_in_group(client) and time.monotonic() < end:
         time.sleep(0.05)
     assert running_in_group(client) == []
+
+
+def started_client(process: subprocess.Popen[bytes]) -> int:
+    """Wait until the client of a process has started a process itself, and return the client's id."""
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list the children of a process")
+    client, end = int(children.read_text().split()[0]), time.monotonic() + 60
+    while len(running_in_group(client)) < 2:
+        assert time.monotonic() < end, "the client has started no process"
+        time.sleep(0.02)
+    return client
 
 
 def running_in_group(group: int) -> list[int]:

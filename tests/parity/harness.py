@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -297,7 +298,7 @@ def is_detected(
     config: ModelConfig, weights: dict[str, Tensor], inputs: dict[str, Tensor], theirs: Tensor, tolerance: float
 ) -> bool:
     """Return whether a wrong config does not fit the weights, or gives other logits than the reference."""
-    with torch.device("meta"):  # without weights of its own
+    with torch.device("meta"), _nothing_drawn():  # without weights of its own
         mutant = Transformer(config).eval()
     if tensor_shapes(mutant.state_dict()) != tensor_shapes(weights):
         return True  # loading a checkpoint would report the name or the shape
@@ -307,6 +308,15 @@ def is_detected(
         return True
     difference = largest_difference(ours, theirs, inputs)
     return not difference <= tolerance  # NaN counts as detected
+
+
+@contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Let modules of PyTorch draw no initial weights: tensors without data took a third of the time of all mutants."""
+    with contextlib.ExitStack() as stack:
+        for part in (nn.Linear, nn.Embedding, nn.LayerNorm):
+            stack.enter_context(mock.patch.object(part, "reset_parameters"))
+        yield
 
 
 def tensor_shapes(weights: dict[str, Tensor]) -> set[tuple[str, torch.Size]]:

@@ -113,14 +113,14 @@ def test_keys_come_from_the_environment_and_prompts_are_not_logged(folder):
     options = ("--host", "0.0.0.0")
     with started(folder, *options, CLEARHEAD_API_KEY="secret-key") as (process, url):
         url = url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx2.post(f"{url}/v1/completions", json={"prompt": "hidden"}).status_code == 401
+        assert httpx2.post(f"{url}/v1/completions", json={"prompt": "hidden"}, timeout=60).status_code == 401
         headers = {"Authorization": "Bearer secret-key"}
         body = {"prompt": "hidden", "max_tokens": 2, "logit_bias": {"x": 1}}
-        assert httpx2.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 400
+        assert httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 400
         with open(f"/proc/{process.pid}/cmdline", encoding="utf-8") as file:
             assert "secret-key" not in file.read()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         log = "".join(process.lines)
         assert "secret-key" not in log
         assert "hidden" not in log
