@@ -7,27 +7,31 @@
 #ifdef CLEARHEAD_AVX512
 constexpr int64_t MAX_FEW_ROWS = 8;
 
-// Prefetch the panel that is read next, 16 lines while 16 lines of this one are multiplied. It may be in another matrix
-// with longer or shorter rows.
-struct PanelPrefetcher {
-  static constexpr int64_t STEP = 16 * 64;
+// Prefetch the rows that are read next, in the order of memory, 16 lines while 16 lines of these rows are multiplied. They
+// may be in another matrix with longer or shorter rows. What is further ahead would leave the first-level cache before it
+// is read, and what is less far ahead comes too late (benchmarks/log.md).
+struct RowPrefetcher {
+  static constexpr int64_t STEP = 16 * 64, MIN_BYTES = 8 * 1024;
   const char *next, *end;
   const char* last = std::max(next, end - STEP);
 
   [[gnu::always_inline]] void step() {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) __builtin_prefetch(next + i * 64, 0, 3);
+    for (int i = 0; i < 16; i++) __builtin_prefetch(next + i * 64, 0, 0);
     next = std::min(next + STEP, last);
   }
   void finish() {
-    for (; next < end; next += 64) __builtin_prefetch(next, 0, 2);
+    for (; next < end; next += 64) __builtin_prefetch(next, 0, 0);
   }
+
+  // Return how many rows of W to prefetch: half a panel, or a whole one if its rows are short.
+  static int64_t num_rows(const Matrix& w) { return 16 * row_bytes(w) < MIN_BYTES ? PANEL : 16; }
 };
 
 // Compute y (rows, 16, stride PANEL) for 16 rows of a plain W, which are `bytes` apart.
 template <int rows, class WordFormat>
 inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const char* w, int64_t bytes,
-                            PanelPrefetcher& prefetcher) {
+                            RowPrefetcher& prefetcher) {
   Vector sums[rows] = {};
   for (int64_t i = 0; i < bytes / 4; i += 16) {
     __m512i columns[16];
@@ -45,7 +49,7 @@ inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const c
 // The same for quantized groups and several rows of x; `panel` holds the scales of the 16 rows.
 template <int rows, WeightKind kind>
 inline void multiply_stored_groups(float* y, const uint32_t* x, const BandScales& band, const char* w, int64_t bytes,
-                                   const PanelScales& panel, int64_t num_groups, PanelPrefetcher& prefetcher) {
+                                   const PanelScales& panel, int64_t num_groups, RowPrefetcher& prefetcher) {
   constexpr int words_per_group = kind == INT8 ? 8 : 4;
   const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(char(0x80));
   Vector sums[rows] = {};
@@ -95,7 +99,7 @@ inline void multiply_stored_groups(float* y, const uint32_t* x, const BandScales
 // bytes of each row: two groups in 8 bits, four in 4 bits.
 template <WeightKind kind>
 inline void multiply_stored_groups_by_one(float* y, const uint32_t* x, const BandScales& band, const char* w,
-                                          int64_t bytes, const PanelScales& panel, PanelPrefetcher& prefetcher) {
+                                          int64_t bytes, const PanelScales& panel, RowPrefetcher& prefetcher) {
   const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(char(0x80)), zero = _mm512_setzero_si512();
   Vector sums = {};
   auto add = [&](int64_t g, __m512i dots) __attribute__((always_inline)) {
@@ -153,10 +157,11 @@ void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, co
   const BandScales band{x.initial_sums.data(), x.scales.data(), x.sums.data()};
   const char* from = (const char*)w.values + n * bytes;
   const uint32_t* words = x.words.data();
-  PanelPrefetcher prefetcher = next.w ? PanelPrefetcher{next.values(), next.values() + PANEL * row_bytes(*next.w)}
-                                      : PanelPrefetcher{from, from};
+  RowPrefetcher second_half{from + 16 * bytes, from + PANEL * bytes}, following{from, from};
+  if (next.w) following = {next.values(), next.values() + RowPrefetcher::num_rows(*next.w) * row_bytes(*next.w)};
   if (G) panel.fill_scales(w, n, PANEL);
   for (int64_t half = 0; half < PANEL; half += 16, y += 16, from += 16 * bytes) {
+    RowPrefetcher& prefetcher = half == 0 && RowPrefetcher::num_rows(w) < PANEL ? second_half : following;
     const PanelScales scales{panel.scales.data() + half, w.offsets ? panel.offsets.data() + half : nullptr};
     if (w.kind == FLOAT32)
       multiply_stored<rows, FloatWords>(y, words, stride, from, bytes, prefetcher);
@@ -169,7 +174,7 @@ void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, co
       (w.kind == INT8 ? multiply_stored_groups<rows, INT8> : multiply_stored_groups<rows, INT4>)(
           y, words, band, from, bytes, scales, G, prefetcher);
   }
-  prefetcher.finish();
+  following.finish();
 }
 #else
 constexpr int64_t MAX_FEW_ROWS = 0;

@@ -104,7 +104,7 @@ inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, 
   thread_local Panel panel, up_panel;
   panel.fill(w, n, columns);
   if (to.gated) up_panel.fill(w, to.N + n, columns);
-  const int64_t most = w.offsets ? OFFSET_BAND : BAND, bands = (M + most - 1) / most;
+  const int64_t most = w.num_groups ? PACKED_BAND : BAND, bands = (M + most - 1) / most;
   for (int64_t band = 0; band < bands; band++) {
     const int64_t m = M * band / bands, count = M * (band + 1) / bands - m;
     float products[BAND * PANEL], up[BAND * PANEL];

@@ -31,20 +31,29 @@ template <class Element>
   }
 }
 
-// Turn the scores (SPAN,) of one query into weights: 0 outside of [first, last). Return their sum and the largest score.
-// It is never inlined, so that all rows get the same bits.
-[[gnu::noinline]] inline void weigh_scores(float* row, int64_t first, int64_t last, float* largest, float* sum) {
-  // With indices of 32 bits, as many of them fit into a vector as scores.
-  const int32_t low = int32_t(std::clamp<int64_t>(first, 0, SPAN)), high = int32_t(std::clamp<int64_t>(last, 0, SPAN));
-  for (int32_t i = 0; i < low; i++) row[i] = MASKED;
-  for (int32_t i = high; i < SPAN; i++) row[i] = MASKED;
-  Vector tops = load(row), sums = {};
+// The three steps from the scores (SPAN,) of one query to its weights. Each needs the result of the one before, so all
+// rows of a band take one step before the next: the processor then works on several rows at once. They are never inlined,
+// so that all rows get the same bits.
+
+// Write MASKED outside of [first, last), and return the largest score.
+[[gnu::noinline]] inline float mask_scores(float* row, int32_t first, int32_t last) {
+  for (int32_t i = 0; i < first; i++) row[i] = MASKED;
+  for (int32_t i = last; i < SPAN; i++) row[i] = MASKED;
+  Vector tops = load(row);
   for (int64_t i = 16; i < SPAN; i += 16) tops = tops < load(row + i) ? load(row + i) : tops;
-  const float top = largest_lane(tops);
-  for (int32_t i = 0; i < SPAN; i++) row[i] = i >= low && i < high ? exponential(row[i] - top) : 0;
+  return largest_lane(tops);
+}
+
+// Write e^(score - largest), and 0 outside of [first, last). Indices have 32 bits, so that as many of them as scores fit
+// into a vector.
+[[gnu::noinline]] inline void exponentiate_scores(float* row, int32_t first, int32_t last, float largest) {
+  for (int32_t i = 0; i < SPAN; i++) row[i] = i >= first && i < last ? exponential(row[i] - largest) : 0;
+}
+
+[[gnu::noinline]] inline float sum_of_weights(const float* row) {
+  Vector sums = {};
   for (int64_t i = 0; i < SPAN; i += 16) sums += load(row + i);
-  *largest = top;
-  *sum = sum_of_lanes(sums);
+  return sum_of_lanes(sums);
 }
 
 // Join the state of the next span to that of the earlier ones, both (H + 2,): largest score, sum, weighted values.
@@ -64,14 +73,12 @@ struct PagedAttention {
   const Heads& heads;
   const float* projected;  // (T, (N + 2K) H), the queries rotated
 
-  const int64_t H = heads.H, group = heads.N / heads.K, padded = round_up(heads.H);
+  const int64_t H = heads.H, group = heads.N / heads.K;
 
   // Memory of one thread.
   struct Scratch {
-    std::vector<float> queries, keys, values, scores, out;
+    std::vector<float> queries, keys, values, scores;
   };
-
-  static int64_t round_up(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
 
   // Return the keys or values of slot s of a sequence, which are adjacent to those of the rest of its block.
   const Element* block(const void* from, int64_t sequence, int64_t k, int64_t s) const {
@@ -143,12 +150,11 @@ struct PagedAttention {
   void score_panel(float* scores, const float* queries, const float* panel) const {
     using Sums = Vector[rows][2];
     const int64_t H = width ? width : this->H, whole = H / 16 * 16;
-    auto add = [&](Sums& sums, const Sums& others) {  // the compiler may reorder a +, but not a fused_add
-      const Vector unit = broadcast(1.f);
+    auto add = [&](Sums& sums, const Sums& others) {
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++) {
-        sums[r][0] = fused_add(sums[r][0], others[r][0], unit);
-        sums[r][1] = fused_add(sums[r][1], others[r][1], unit);
+        sums[r][0] = ordered_add(sums[r][0], others[r][0]);
+        sums[r][1] = ordered_add(sums[r][1], others[r][1]);
       }
     };
     auto add_product = [&](Sums& sums, int64_t h) {
@@ -228,46 +234,68 @@ struct PagedAttention {
             });
       });
     }
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t position = batch.positions[band.token + r / group];
-      float* state = states + r * (H + 2);
-      const int64_t begin = pages.first_slot(position) - first, end = position + 1 - first;
-      const int64_t from = std::max<int64_t>(begin, 0), to = std::min(end, SPAN);
-      const ScoreTerms terms = pages.terms(k * group + r % group, position, first + from);
-      if (adjusts_scores(heads, terms)) adjust_scores(scores + r * SPAN + from, to - from, heads, terms);
-      weigh_scores(scores + r * SPAN, begin, end, state, state + 1);
-    }
+    weigh_scores(states, scores, band, k, first);
     add_values(states, scratch, band, k, first, begin, count);
   }
 
-  // Multiply the weights with the values.
+  // Call use(r, n, position, begin, end) for each row of a band: query head n attends to slots [begin, end) of a span.
+  template <class Use>
+  void for_rows(const Band& band, int64_t k, int64_t first, Use use) const {
+    for (int64_t t = 0; t < band.count; t++) {
+      const int64_t position = batch.positions[band.token + t];
+      const int32_t begin = int32_t(std::clamp<int64_t>(pages.first_slot(position) - first, 0, SPAN));
+      const int32_t end = int32_t(std::clamp<int64_t>(position + 1 - first, 0, SPAN));
+      for (int64_t g = 0; g < group; g++) use(t * group + g, k * group + g, position, begin, end);
+    }
+  }
+
+  // Turn the scores (rows, SPAN) of a band into weights; write their sums and the largest scores to the states.
+  void weigh_scores(float* states, float* scores, const Band& band, int64_t k, int64_t first) const {
+    const int64_t stride = H + 2;
+    for_rows(band, k, first, [&](int64_t r, int64_t n, int64_t position, int32_t begin, int32_t end) {
+      const ScoreTerms terms = pages.terms(n, position, first + begin);
+      if (adjusts_scores(heads, terms)) adjust_scores(scores + r * SPAN + begin, end - begin, heads, terms);
+      states[r * stride] = mask_scores(scores + r * SPAN, begin, end);
+    });
+    for_rows(band, k, first, [&](int64_t r, int64_t, int64_t, int32_t begin, int32_t end) {
+      exponentiate_scores(scores + r * SPAN, begin, end, states[r * stride]);
+    });
+    for (int64_t r = 0; r < band.count * group; r++) states[r * stride + 1] = sum_of_weights(scores + r * SPAN);
+  }
+
+  // Multiply the weights with the values, PANEL columns at a time.
   void add_values(float* states, Scratch& scratch, const Band& band, int64_t k, int64_t first, int64_t begin,
                   int64_t count) const {
     const Element* blocks[SPAN / BLOCK] = {};
+    const float* copies[SPAN / BLOCK];
     for (int64_t s = begin; s < count; s += BLOCK) blocks[s / BLOCK] = block(pages.values, band.sequence, k, first + s);
-    const int64_t rows = band.count * group;
-    for (int64_t r = 0; r < rows; r += BAND)
-      in_tiles<BAND>(rows - r, [&](auto tile) {
-        float* out = scratch.out.data();
-        const float* weights = &scratch.scores[r * SPAN];
-        if (H % PANEL == 0) {
-          for (int64_t h = 0; h < H; h += PANEL) multiply_values<tile.value>(out + h, weights, blocks, h, H, begin, count);
-        } else {
-          const float* copies[SPAN / BLOCK];
-          if (r == 0) copy_values(scratch.values.data(), blocks, begin, count);
-          for (int64_t i = 0; i < SPAN / BLOCK; i++) copies[i] = &scratch.values[i * BLOCK * padded];
-          for (int64_t h = 0; h < padded; h += PANEL)
-            multiply_values<tile.value>(out + h, weights, copies, h, padded, begin, count);
-        }
-        for (int64_t i = 0; i < tile.value; i++)
-          std::copy(out + i * padded, out + i * padded + H, states + (r + i) * (H + 2) + 2);
-      });
+    for (int64_t i = 0; i < SPAN / BLOCK; i++) copies[i] = &scratch.values[i * BLOCK * PANEL];
+    const int64_t rows = band.count * group, stride = H + 2;
+    for (int64_t h = 0; h < H; h += PANEL) {
+      const int64_t columns = std::min(PANEL, H - h);
+      const bool copied = rows > BAND || columns < PANEL;  // each tile would convert the values again
+      if (copied) copy_values(scratch.values.data(), blocks, h, columns, begin, count);
+      for (int64_t r = 0; r < rows; r += BAND)
+        in_tiles<BAND>(rows - r, [&](auto tile) {
+          const float* weights = &scratch.scores[r * SPAN];
+          float *to = states + r * stride + 2 + h, out[tile.value * PANEL];
+          if (columns < PANEL) {
+            multiply_values<tile.value>(out, PANEL, weights, copies, 0, PANEL, begin, count);
+            for (int64_t i = 0; i < tile.value; i++) std::copy_n(out + i * PANEL, columns, to + i * stride);
+          } else if (copied) {
+            multiply_values<tile.value>(to, stride, weights, copies, 0, PANEL, begin, count);
+          } else {
+            multiply_values<tile.value>(to, stride, weights, blocks, h, H, begin, count);
+          }
+        });
+    }
   }
 
-  // Compute PANEL columns of `rows` outputs (rows, padded): the sums of the weights times the values, slot by slot.
+  // Compute PANEL columns of the outputs of `rows` rows: the sums of the weights times the values, slot by slot.
   template <int rows, class Value>
-  void multiply_values(float* out, const float* weights, const Value* const (&blocks)[SPAN / BLOCK], int64_t h,
-                       int64_t slot_stride, int64_t begin, int64_t count) const {
+  void multiply_values(float* out, int64_t out_stride, const float* weights,
+                       const Value* const (&blocks)[SPAN / BLOCK], int64_t h, int64_t slot_stride, int64_t begin,
+                       int64_t count) const {
     Vector sums[rows][2] = {};
     for (int64_t s = begin; s < count; s += BLOCK) {
       const Value* values = blocks[s / BLOCK] + h;
@@ -281,13 +309,20 @@ struct PagedAttention {
         }
       }
     }
-    store_sums(out, padded, sums);
+    store_sums(out, out_stride, sums);
   }
 
-  // Convert values to floats (SPAN, padded), for head widths that are not whole panels.
-  void copy_values(float* to, const Element* const (&blocks)[SPAN / BLOCK], int64_t begin, int64_t count) const {
-    for (int64_t s = begin; s < count; s++)
-      for (int64_t h = 0; h < padded; h++) to[s * padded + h] = h < H ? read(blocks[s / BLOCK][s % BLOCK * H + h]) : 0;
+  // Convert columns [h, h + columns) of the values to floats (SPAN, PANEL).
+  void copy_values(float* to, const Element* const (&blocks)[SPAN / BLOCK], int64_t h, int64_t columns, int64_t begin,
+                   int64_t count) const {
+    for (int64_t s = begin; s < count; s++) {
+      const Element* from = blocks[s / BLOCK] + s % BLOCK * H + h;
+      float* row = to + s * PANEL;
+      if (columns == PANEL)
+        for (int64_t i = 0; i < PANEL; i += 16) *(Vector*)(row + i) = load(from + i);
+      else
+        for (int64_t i = 0; i < PANEL; i++) row[i] = i < columns ? read(from[i]) : 0;
+    }
   }
 
   // Call use with min(count, rows) as a constant.
@@ -303,9 +338,8 @@ struct PagedAttention {
     const int64_t rows = band.count * group, width = (heads.N + 2 * heads.K) * H;
     scratch.queries.resize(std::max<size_t>(scratch.queries.size(), rows * H));
     scratch.keys.resize(std::max<size_t>(scratch.keys.size(), H * SPAN));
-    scratch.values.resize(std::max<size_t>(scratch.values.size(), SPAN * padded));
+    scratch.values.resize(SPAN * PANEL);
     scratch.scores.resize(std::max<size_t>(scratch.scores.size(), rows * SPAN));
-    scratch.out.resize(std::max<size_t>(scratch.out.size(), BAND * padded));
     for (int64_t r = 0; r < rows; r++) {
       const float* query = projected + (band.token + r / group) * width + (k * group + r % group) * H;
       for (int64_t h = 0; h < H; h++) scratch.queries[r * H + h] = query[h] * heads.scale;

@@ -15,7 +15,7 @@ constexpr int64_t BAND = 8, PANEL = 32;
 #else
 constexpr int64_t BAND = 6, PANEL = 32;
 #endif
-constexpr int64_t OFFSET_BAND = 6;  // with offsets, the sums of more rows would not stay in registers
+constexpr int64_t PACKED_BAND = 6;  // of a quantized W: the two sums of each output of more rows would not stay there
 
 // Vectors of 16 numbers, which the compiler maps to the registers of the processor. They may alias each other, since
 // words of x and W may hold floats.
@@ -41,6 +41,18 @@ inline Vector fused_add(Vector sum, Vector a, Vector b) {
   return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #else
   return sum + a * b;
+#endif
+}
+
+// Return a + b; the compiler may not reorder it. A fused_add with 1 would give the same bits, but some processors add
+// beside their multiplications.
+inline Vector ordered_add(Vector a, Vector b) {
+#ifdef CLEARHEAD_AVX512
+  Vector sum;
+  asm("vaddps %2, %1, %0" : "=v"(sum) : "v"(a), "v"(b));
+  return sum;
+#else
+  return a + b;
 #endif
 }
 
