@@ -89,9 +89,10 @@ def test_modules_give_each_request_the_bits_that_it_gets_alone(name):
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "bart-base"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
-def test_kernels_give_each_request_the_bits_that_it_gets_alone(kind):
-    network = network_of(shrink(preset("llama-3.1-8b")), torch.bfloat16 if kind == "bfloat16" else torch.float32)
+def test_kernels_give_each_request_the_bits_that_it_gets_alone(name, kind):
+    network = network_of(shrink(preset(name)), torch.bfloat16 if kind == "bfloat16" else torch.float32)
     accelerate(pack_network(network, kind) if kind.startswith("int") else network)
     engine = toy_engine(network, page_size=16)
     if not engine.deterministic:

@@ -20,7 +20,7 @@ from clearhead.architecture import Causal, Chunked, LatentAttention, SlidingWind
 from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
 from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
 from clearhead.backends.modules import PackedLinear, PackedMatrix, PackedMixture
-from clearhead.cache import KeyValueCache, PackedCache
+from clearhead.cache import KeyValueCache, PackedCache, PagedEncoderOutput
 from clearhead.model import (
     Attention,
     Block,
@@ -137,11 +137,16 @@ def runs_in_cpu_kernels(
     if not is_plain or tokens.ndim != 2:
         return False
     if isinstance(cache, PackedCache):
-        return encoder_output is None and packed_tokens_run_in_cpu_kernels(stack, cache.storage.pool.page_size)
+        storages = [cache.storage]
+        if isinstance(encoder_output, PagedEncoderOutput):
+            storages.append(encoder_output.storage)
+        elif encoder_output is not None or _attends_to_sources(stack):
+            return False
+        return all(packed_tokens_run_in_cpu_kernels(stack, storage.pool.page_size) for storage in storages)
     if not isinstance(cache, KeyValueCache):
         return False
     is_single_token = tokens.shape[1] == 1
-    if stack.stack.layers[0].cross_attention is not None:
+    if _attends_to_sources(stack):
         return (
             is_single_token
             and encoder_output is not None
@@ -159,12 +164,14 @@ def runs_in_cpu_kernels(
 
 def packed_tokens_run_in_cpu_kernels(stack: LayerStack, page_size: int) -> bool:
     """Return whether the kernels attend to pages of this size, with the patterns of all layers."""
-    layers = stack.stack.layers
-    supported = (
-        isinstance(layer.attention.pattern, Causal | SlidingWindow | Chunked) and layer.cross_attention is None
-        for layer in layers
-    )
-    return kernels_support_prompts() and page_size % _SLOTS_PER_BLOCK == 0 and all(supported)
+    patterns = (layer.attention.pattern for layer in stack.stack.layers)
+    supported = all(isinstance(pattern, Causal | SlidingWindow | Chunked) for pattern in patterns)
+    return kernels_support_prompts() and page_size % _SLOTS_PER_BLOCK == 0 and supported
+
+
+def _attends_to_sources(stack: LayerStack) -> bool:
+    """Return whether the layers have cross-attention. All of a stack do, or none."""
+    return stack.stack.layers[0].cross_attention is not None
 
 
 # --- machines

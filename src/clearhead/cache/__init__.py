@@ -6,6 +6,8 @@
     page_storage     the keys and values of all pages
     paged_cache      a cache in pages whose new tokens are padded to one length; its pages hold no padding
     packed_cache     the same for packed tokens: sequences of any length in one row without padding
+    paged_encoder_output
+                     the keys and values of their sources, for cross-attention
     step             run new tokens through the network and advance the cache
 
 model/context.py defines the protocol through which the network uses a cache.
@@ -16,6 +18,7 @@ from clearhead.cache.packed_cache import PackedCache, PackedLayout
 from clearhead.cache.page_pool import OutOfPagesError, PageCopy, PagePool, PageTable
 from clearhead.cache.page_storage import PageStorage
 from clearhead.cache.paged_cache import PagedCache
+from clearhead.cache.paged_encoder_output import PagedEncoderOutput
 from clearhead.cache.step import forward_hidden, forward_step
 from clearhead.cache.stores import ContiguousStore, ReservedSlot
 
@@ -30,6 +33,7 @@ __all__ = [
     "PageStorage",
     "PageTable",
     "PagedCache",
+    "PagedEncoderOutput",
     "ReservedSlot",
     "forward_hidden",
     "forward_step",

@@ -35,15 +35,18 @@ def build_executor(
         return GraphExecutor(network, storage, max_sequences, source_storage)
     rows_alone = deterministic and not is_deterministic_by_default(network, pool.page_size)
     if channel is None:
-        runner = Runner(network, storage, source_storage, rows_alone)
+        runner = Runner(network, storage, source_storage, rows_alone, deterministic)
     else:
-        runner = LeadingRunner(network, storage, source_storage, rows_alone, channel)
+        runner = LeadingRunner(network, storage, source_storage, rows_alone, deterministic, channel)
         runner.announce_pages()
     return ModuleExecutor(runner, Sampler(network.config.vocab_size, parameter.device))
 
 
 def is_deterministic_by_default(network: Transformer, page_size: int) -> bool:
-    """Return whether the results of a request never depend on other requests: in the CPU kernels, at no cost."""
+    """Return whether the results of a request never depend on other requests: in the CPU kernels, at little cost.
+
+    The sources of an encoder-decoder are then read one by one, as its targets are not.
+    """
     return has_independent_rows(network, page_size)
 
 

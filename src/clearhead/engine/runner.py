@@ -4,7 +4,8 @@
 
 The network's modules, or the CPU kernels in their place, write the keys and values of the new tokens to their pages and
 read the pages of each sequence. With `rows_alone`, every token passes through the network alone: what PyTorch computes
-for a row of a batch depends in its last bits on the number of rows.
+for a row of a batch depends in its last bits on the number of rows. With `sources_alone`, only the encoder reads one
+source after the other.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.cache import PackedCache, PackedLayout, PageCopy, PageStorage, PageTable, forward_hidden
+from clearhead.cache import (
+    PackedCache,
+    PackedLayout,
+    PageCopy,
+    PagedEncoderOutput,
+    PageStorage,
+    PageTable,
+    forward_hidden,
+)
 from clearhead.engine.batch import PackedBatch, source_layout
-from clearhead.model import EncoderOutput, Transformer
+from clearhead.model import Transformer
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Runner:
     storage: PageStorage
     source_storage: PageStorage | None = None  # keys and values of cross-attention
     rows_alone: bool = False
+    sources_alone: bool = False
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
@@ -64,7 +74,7 @@ class Runner:
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]], tables: Sequence[PageTable]) -> None:
         """Run the encoder on sources, and write the keys and values of cross-attention to their pages."""
-        if self.rows_alone and len(sources) > 1:
+        if self.sources_alone and len(sources) > 1:
             for source, table in zip(sources, tables, strict=True):
                 self.encode([source], [table])
             return
@@ -81,21 +91,8 @@ class Runner:
         for layer, (key, value) in enumerate(keys_values):  # (1, K, S, H)
             self.source_storage.write(layer, layout.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
 
-    def encoder_output(self, batch: PackedBatch) -> EncoderOutput | None:
-        """Return the keys and values of all sources, with the sequence that each belongs to."""
+    def encoder_output(self, batch: PackedBatch) -> PagedEncoderOutput | None:
+        """Return the sources that the tokens of a batch attend to."""
         if self.source_storage is None or batch.source_layout is None:
             return None
-        return _packed_encoder_output(self.source_storage, batch.source_layout, batch.layout.documents)
-
-
-def _packed_encoder_output(storage: PageStorage, layout: PackedLayout, documents: Tensor) -> EncoderOutput:
-    """Gather the cross-attention keys and values of all sources; documents (T,): the sequence of each target token."""
-    slots, _, source_documents = layout.key_slots(storage.pool.page_size)
-    pairs = [storage.read(layer, slots) for layer in sorted(storage.layers)]  # (S, K, H)
-    keys_values = tuple((key.transpose(0, 1)[None], value.transpose(0, 1)[None]) for key, value in pairs)
-    return EncoderOutput(
-        states=keys_values[0][0].new_empty(1, len(slots), 0),  # not used, since the keys and values are given
-        cross_keys_values=keys_values,
-        target_documents=documents[None],
-        source_documents=source_documents[None],
-    )
+        return PagedEncoderOutput.for_targets(self.source_storage, batch.source_layout, batch.layout)

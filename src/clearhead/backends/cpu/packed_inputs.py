@@ -4,7 +4,8 @@
 
 Keys and values stay in their pages. The kernels derive everything else from the layout of the step. A contiguous cache
 is a special case: every sequence has one page that holds all of its tokens. So a text has the same bits in the engine
-and in the decode loop.
+and in the decode loop. In cross-attention, a token attends to the whole source of its sequence, as the last token of a
+sequence attends to all of its tokens.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Chunked, SlidingWindow
+from clearhead.architecture import Chunked, GroupedAttention, SlidingWindow
 from clearhead.backends.cpu.attention_inputs import AttentionGroup
 from clearhead.backends.cpu_kernels import PackedBatchStruct, PageView
 from clearhead.backends.lowering_scores import has_bias
-from clearhead.cache import PackedCache, PackedLayout, PageStorage, key_value_shape
+from clearhead.cache import (
+    PackedCache,
+    PackedLayout,
+    PagedEncoderOutput,
+    PagePool,
+    PageStorage,
+    key_value_shape,
+)
 from clearhead.errors import ClearheadError
 
 
@@ -42,7 +50,8 @@ class PackedInputs:
         The layout's tensors must live until the kernel returns.
         """
         layout, pool = cache.layout, cache.storage.pool
-        _check_layout(layout, pool.page_size, pool.num_pages)
+        _check_tokens(layout, pool)
+        _check_pages(layout, pool)
         if self.bound_storage is None or self.bound_storage() is not cache.storage:
             self.bind(cache)
         self.set_tables(int(layout.lengths.max()) - 1)
@@ -78,18 +87,9 @@ class PackedInputs:
         """Point the views to the pages of all layers."""
         self.bound_storage = None  # nothing is bound if an error occurs below
         for group in self.groups:
-            heads, *widths = key_value_shape(group.config)
             for layer in group.layers.tolist():
-                keys, values = cache.layer_pages(layer, key_value_shape(group.config), self.dtype)
-                pool = cache.storage.pool
-                for tensor, width in zip((keys, values), widths, strict=True):
-                    expected = (pool.num_pages, heads, pool.page_size, width)
-                    if tensor.shape != expected or tensor.dtype != self.dtype or not tensor.is_contiguous():
-                        raise ClearheadError(
-                            f"the pages of layer {layer} are {tuple(tensor.shape)} {tensor.dtype}, but this model "
-                            f"needs {expected} {self.dtype}; create them with PageStorage.for_stack"
-                        )
-                self.fields["keys"][layer], self.fields["values"][layer] = keys.data_ptr(), values.data_ptr()
+                pages = cache.layer_pages(layer, key_value_shape(group.config), self.dtype)
+                _bind_layer(self.fields, layer, pages, group.config, self.dtype, cache.storage.pool)
         self.bound_storage = ref(cache.storage)
 
 
@@ -116,10 +116,72 @@ class RowInputs(PackedInputs):
         return PackedBatchStruct(*sizes, *(array.ctypes.data for array in arrays)), arrays
 
 
-def _check_layout(layout: PackedLayout, page_size: int, num_pages: int) -> None:
-    """Raise AssertionError if the kernels cannot follow a layout, which would let them read or write other memory."""
+class SourceInputs:
+    """The structures for the pages that the cross-attention of all layers reads."""
+
+    def __init__(self, configs: Sequence[GroupedAttention], dtype: torch.dtype):
+        self.configs, self.dtype = configs, dtype
+        self.views = (PageView * len(configs))()
+        self.fields = np.ctypeslib.as_array(self.views)
+        self.fields["is_bfloat16"] = dtype == torch.bfloat16
+        self.bound_storage: ref[PageStorage] | None = None  # `views` points to its tensors
+
+    def prepare(self, sources: PagedEncoderOutput, targets: PackedLayout) -> tuple[PackedBatchStruct, list[np.ndarray]]:
+        """Point the structures to the pages of sources, and return the layout of what new target tokens attend to.
+
+        The arrays that are returned too must live until the kernel returns.
+        """
+        layout, storage = sources.layout, sources.storage
+        _require(len(layout.lengths) == len(targets.lengths), "a target has no source")
+        _check_pages(layout, storage.pool)
+        if self.bound_storage is None or self.bound_storage() is not storage:
+            self.bound_storage = None  # nothing is bound if an error occurs below
+            for layer, config in enumerate(self.configs):
+                _bind_layer(self.fields, layer, storage.layers[layer], config, self.dtype, storage.pool)
+            self.bound_storage = ref(storage)
+        counts = np.diff(_array(targets.sequence_starts, np.int32))
+        last_positions = (_array(layout.lengths, np.int32).astype(np.int64) - 1).repeat(counts)
+        batch = PackedBatchStruct(
+            len(counts),
+            len(last_positions),
+            storage.pool.page_size,
+            layout.page_tables.shape[1],
+            last_positions.ctypes.data,
+            None,  # nothing is stored
+            targets.sequence_starts.data_ptr(),
+            layout.lengths.data_ptr(),
+            layout.page_tables.data_ptr(),
+        )
+        return batch, [last_positions]
+
+
+def _bind_layer(
+    fields: np.ndarray,
+    layer: int,
+    pages: tuple[Tensor, Tensor],
+    config: GroupedAttention,
+    dtype: torch.dtype,
+    pool: PagePool,
+) -> None:
+    """Point the structure of a layer to its pages; raise ClearheadError if they are not those of this model."""
+    heads, *widths = key_value_shape(config)
+    for name, tensor, width in zip(("keys", "values"), pages, widths, strict=True):
+        expected = (pool.num_pages, heads, pool.page_size, width)
+        if tensor.shape != expected or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ClearheadError(
+                f"the pages of layer {layer} are {tuple(tensor.shape)} {tensor.dtype}, but this model "
+                f"needs {expected} {dtype}; create them with PageStorage.for_stack"
+            )
+        fields[name][layer] = tensor.data_ptr()
+
+
+# The kernels would read and write other memory if they could not follow a layout.
+
+
+def _check_tokens(layout: PackedLayout, pool: PagePool) -> None:
+    """Raise AssertionError unless the new tokens are the last of their sequences, and their slots exist."""
     starts, lengths = _array(layout.sequence_starts, np.int32), _array(layout.lengths, np.int32)
-    tables, slots = _array(layout.page_tables, np.int32), _array(layout.slots, np.int64)
+    slots = _array(layout.slots, np.int64)
     counts, num_tokens = np.diff(starts), len(slots)
     covers = (starts[0], starts[-1]) == (0, num_tokens) and counts.min() >= 0
     _require(covers, "the sequences do not cover the tokens")
@@ -128,9 +190,15 @@ def _check_layout(layout: PackedLayout, page_size: int, num_pages: int) -> None:
     given = _array(layout.positions, np.int64)
     _require(np.array_equal(given, positions), "the tokens are not the last of a sequence")
     _require(positions.min() >= 0, "a sequence is shorter than its new tokens")
-    _require(lengths.max() <= tables.shape[1] * page_size, "a page table is shorter than its sequence")
-    _require(_is_within(tables, num_pages), "a page table contains a page that does not exist")
-    _require(_is_within(slots, num_pages * page_size), "a slot is in no page")
+    _require(_is_within(slots, pool.num_pages * pool.page_size), "a slot is in no page")
+
+
+def _check_pages(layout: PackedLayout, pool: PagePool) -> None:
+    """Raise AssertionError unless all tokens of all sequences are in pages that exist."""
+    lengths, tables = _array(layout.lengths, np.int32), _array(layout.page_tables, np.int32)
+    _require(lengths.min() > 0, "a sequence has no tokens")
+    _require(lengths.max() <= tables.shape[1] * pool.page_size, "a page table is shorter than its sequence")
+    _require(_is_within(tables, pool.num_pages), "a page table contains a page that does not exist")
 
 
 def _is_within(numbers: np.ndarray, end: int) -> bool:

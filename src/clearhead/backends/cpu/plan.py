@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.backends.cpu.attention_inputs import AttentionInputs
 from clearhead.backends.cpu.change_detector import ChangeDetector
 from clearhead.backends.cpu.layer_structures import LayerStructures
-from clearhead.backends.cpu.packed_inputs import PackedInputs, RowInputs
+from clearhead.backends.cpu.packed_inputs import PackedInputs, RowInputs, SourceInputs
 from clearhead.backends.cpu_kernels import (
     LayerStruct,
     PackedBatchStruct,
@@ -22,7 +22,7 @@ from clearhead.backends.cpu_kernels import (
     load_kernel_library,
 )
 from clearhead.backends.lowering import lower_block
-from clearhead.cache import KeyValueCache, PackedCache
+from clearhead.cache import KeyValueCache, PackedCache, PagedEncoderOutput
 from clearhead.model import Block, EncoderOutput, LayerStack
 
 
@@ -42,6 +42,7 @@ class Plan:
         )
         self.packed_inputs = PackedInputs(self.inputs.groups, self.inputs.dtype)
         self.row_inputs = RowInputs(self.inputs.groups, self.inputs.dtype)
+        self.source_inputs = SourceInputs(self.inputs.cross_configs, self.inputs.dtype)
         self.detector = ChangeDetector(stack)
         self.writer = object()  # becomes last_writer of the caches it writes; does not keep the plan alive
 
@@ -91,13 +92,28 @@ class Plan:
         del referenced  # the layout pointed to these arrays until here
         return True
 
-    def run_packed(self, x: Tensor, cache: PackedCache) -> None:
+    def run_packed(self, x: Tensor, encoder_output: PagedEncoderOutput | None, cache: PackedCache) -> None:
         """Run packed tokens x (1, T, D) through all layers and the final norm, in place; write keys and values."""
-        self._call_packed(self.packed_inputs, self.packed_inputs.prepare(cache), x)
+        batch = self.packed_inputs.prepare(cache)
+        if encoder_output is None:
+            return self._call_packed(self.packed_inputs, batch, x)
+        sources, referenced = self.source_inputs.prepare(encoder_output, cache.layout)
+        self._call_packed(self.packed_inputs, batch, x, sources)
+        del referenced  # the layout pointed to these arrays until here
+        return None
 
-    def _call_packed(self, inputs: PackedInputs, batch: PackedBatchStruct, x: Tensor) -> None:
+    def _call_packed(
+        self, inputs: PackedInputs, batch: PackedBatchStruct, x: Tensor, sources: PackedBatchStruct | None = None
+    ) -> None:
         kernels = load_kernel_library()
         assert kernels is not None
+        source_views = (None, None) if sources is None else (self.source_inputs.views, byref(sources))
         kernels.clearhead_run_packed(
-            self.layers, len(self.layers), inputs.views, byref(batch), byref(self.final_norm), x.data_ptr()
+            self.layers,
+            len(self.layers),
+            inputs.views,
+            byref(batch),
+            *source_views,
+            byref(self.final_norm),
+            x.data_ptr(),
         )

@@ -29,7 +29,7 @@ from clearhead.backends.live_checks import (
 )
 from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import AcceleratedHead
-from clearhead.cache import KeyValueCache, PackedCache
+from clearhead.cache import KeyValueCache, PackedCache, PagedEncoderOutput
 from clearhead.model import EncoderOutput, LayerStack, LogitHead, Transformer, check_shapes, fused_attention
 
 _STEP_LOCK = Lock()  # a plan's structures are overwritten for every token, and a step uses all cores anyway
@@ -57,10 +57,11 @@ def accelerate(network: Transformer, build: bool = True, *, later: bool = False)
 def has_independent_rows(network: Transformer, page_size: int) -> bool:
     """Return whether the kernels compute packed tokens so that the bits of each depend on its own sequence alone.
 
-    That takes AVX-512, and a decoder and a head that the kernels compute as a whole.
+    That takes AVX-512, and a decoder and a head that the kernels compute as a whole. The encoder of an encoder-decoder
+    runs in its modules, whose bits depend on the other sources that are read with one.
     """
     stack, head = network.decoder, cast(nn.Module, network.head)
-    if not isinstance(stack, AcceleratedStack) or not isinstance(head, AcceleratedHead) or network.encoder is not None:
+    if not isinstance(stack, AcceleratedStack) or not isinstance(head, AcceleratedHead):
         return False
     is_product = isinstance(head.transform, nn.Identity) and head.config.softcap is None
     if not is_product or stack.training or find_new_kernels() is None:
@@ -148,7 +149,8 @@ class AcceleratedStack(LayerStack):
         self.embedding.check_ranges(tokens, positions, None)
         x = self.embedding(tokens, positions, None).float().contiguous()
         if isinstance(cache, PackedCache):
-            plan.run_packed(x, cache)
+            assert encoder_output is None or isinstance(encoder_output, PagedEncoderOutput)
+            plan.run_packed(x, encoder_output, cache)
             cache.storage.last_writer = plan.writer
         else:
             plan.run(x, positions, encoder_output, cache)

@@ -240,7 +240,8 @@ SIGNATURES = {
         *(POINTER(NormStruct), c_void_p, c_int64, c_int64),
     ],
     "clearhead_run_packed": [
-        POINTER(LayerStruct), c_int64, POINTER(PageView), POINTER(PackedBatchStruct), POINTER(NormStruct), c_void_p,
+        *(POINTER(LayerStruct), c_int64, POINTER(PageView), POINTER(PackedBatchStruct)),
+        *(POINTER(PageView), POINTER(PackedBatchStruct), POINTER(NormStruct), c_void_p),
     ],
     "clearhead_linear": [
         c_void_p, c_void_p, c_int64, POINTER(MatrixStruct), POINTER(NormStruct), c_int32, c_int32, c_void_p,

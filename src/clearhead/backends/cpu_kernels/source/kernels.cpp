@@ -244,16 +244,19 @@ int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyV
   return 1;
 }
 
-// Run packed tokens x (T, D) of many sequences through all layers, in place. pages has one entry per layer.
+// Run packed tokens x (T, D) of many sequences through all layers, in place. pages has one entry per layer; so have
+// source_pages, the keys and values of cross-attention. These and `sources` are null for a decoder without an encoder.
 int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const PageView* pages, const PackedBatch* batch,
-                             const Norm* final_norm, float* x) try {
+                             const PageView* source_pages, const PackedBatch* sources, const Norm* final_norm,
+                             float* x) try {
   static thread_local WorkspaceMemory small;
   const int64_t D = layers[0].query_key_value.K, M = batch->num_tokens;
   WorkspaceMemory large, &memory = M > WorkspaceMemory::MAX_KEPT_ROWS ? large : small;
-  const AttentionSchedule schedule(*batch);
+  const AttentionSchedule schedule(*batch), source_schedule(sources ? *sources : *batch);
   int64_t states = 0;
   for (int64_t i = 0; i < num_layers; i++) {
     states = std::max(states, schedule.state_size(layers[i].heads));
+    if (sources) states = std::max(states, source_schedule.state_size(layers[i].cross_heads));
     if (layers[i].latent) memory.latent.reserve(*batch, *layers[i].latent, pages[i].is_bfloat16);
   }
   const Workspace space = memory.reserve(x, M, layers, num_layers, states);
@@ -271,7 +274,11 @@ int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const Page
             (pages[i].is_bfloat16 ? attend_packed<Bfloat16> : attend_packed<float>)(
                 thread, space.attended, space.states, space.projected, *batch, schedule, pages[i], layers[i].heads);
           },
-          [] {});
+          [&] {
+            (source_pages[i].is_bfloat16 ? attend_sources<Bfloat16> : attend_sources<float>)(
+                thread, space.attended, space.states, space.projected, *sources, source_schedule, source_pages[i],
+                layers[i].cross_heads);
+          });
     for (int64_t m = thread.first(M); m < thread.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
   }
   return 0;

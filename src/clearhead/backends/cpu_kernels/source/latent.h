@@ -149,7 +149,7 @@ void attend_latent(const Thread& thread, float* y, float* states, const float* p
                              memory.tables.data()};
   PageView keys{};
   keys.keys = keys.values = memory.keys.data();
-  attend_stored<Element>(thread, memory.attended.data(), states, queries, gathered, schedule, keys, heads);
+  attend_stored<Element>(thread, memory.attended.data(), states, queries, (N + 2) * H, gathered, schedule, keys, heads);
   step.multiply_heads(thread, y, N * latent.V, latent.V, memory.attended.data(), N * H, H, latent.to_value);
 #pragma omp barrier
 }

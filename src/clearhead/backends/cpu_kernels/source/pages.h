@@ -71,7 +71,8 @@ struct PagedAttention {
   const PackedBatch& batch;
   const PageView& pages;
   const Heads& heads;
-  const float* projected;  // (T, (N + 2K) H), the queries rotated
+  const float* projected;  // (T, width), with the rotated queries first
+  const int64_t width;
 
   const int64_t H = heads.H, group = heads.N / heads.K;
 
@@ -335,7 +336,7 @@ struct PagedAttention {
 
   // Copy the queries of a band for key-value head k, scaled.
   void gather_queries(Scratch& scratch, const Band& band, int64_t k) const {
-    const int64_t rows = band.count * group, width = (heads.N + 2 * heads.K) * H;
+    const int64_t rows = band.count * group;
     scratch.queries.resize(std::max<size_t>(scratch.queries.size(), rows * H));
     scratch.keys.resize(std::max<size_t>(scratch.keys.size(), H * SPAN));
     scratch.values.resize(SPAN * PANEL);
@@ -401,11 +402,13 @@ struct PagedAttention {
   }
 };
 
-// Compute y (T, N H) from rotated queries and keys that are in the pages; called by all threads.
+// Compute y (T, N H) from the rotated queries in projected (T, width) and keys that are in the pages; called by all
+// threads.
 template <class Element>
-void attend_stored(const Thread& thread, float* y, float* states, const float* projected, const PackedBatch& batch,
-                   const AttentionSchedule& schedule, const PageView& pages, const Heads& heads) {
-  const PagedAttention<Element> attention{batch, pages, heads, projected};
+void attend_stored(const Thread& thread, float* y, float* states, const float* projected, int64_t width,
+                   const PackedBatch& batch, const AttentionSchedule& schedule, const PageView& pages,
+                   const Heads& heads) {
+  const PagedAttention<Element> attention{batch, pages, heads, projected, width};
   if (schedule.divides_spans(thread, heads)) {
     attention.attend_spans(thread, y, schedule.bands, states, schedule.max_spans);
   } else {
@@ -422,5 +425,18 @@ void attend_packed(const Thread& thread, float* y, float* states, float* project
                    const AttentionSchedule& schedule, const PageView& pages, const Heads& heads) {
   store_tokens<Element>(thread, projected, batch, pages, heads);
 #pragma omp barrier
-  attend_stored<Element>(thread, y, states, projected, batch, schedule, pages, heads);
+  const int64_t width = (heads.N + 2 * heads.K) * heads.H;
+  attend_stored<Element>(thread, y, states, projected, width, batch, schedule, pages, heads);
+}
+
+// Compute cross-attention y (T, N H) of queries (T, N H); called by all threads. The pages hold the keys and values of the
+// sources, and the batch says for each token how many of them it attends to: all up to its `position`.
+template <class Element>
+void attend_sources(const Thread& thread, float* y, float* states, float* queries, const PackedBatch& batch,
+                    const AttentionSchedule& schedule, const PageView& pages, const Heads& heads) {
+  const int64_t H = heads.H;
+  for (int64_t row = thread.first(batch.num_tokens) * heads.N; row < thread.last(batch.num_tokens) * heads.N; row++)
+    normalize(queries + row * H, queries + row * H, H, heads.query_norm);
+#pragma omp barrier
+  attend_stored<Element>(thread, y, states, queries, heads.N * H, batch, schedule, pages, heads);
 }
