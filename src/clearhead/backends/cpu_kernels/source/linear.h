@@ -34,6 +34,12 @@ struct Output {
   const float* residual;
   int64_t stride;  // of the rows of y and of the residual
 
+  // Prefetch what `write` will change: with many rows, each of its lines is in another page of memory.
+  void prefetch(int64_t m, int64_t count, int64_t n) const {
+    for (int64_t r = m; r < m + count; r++)
+      for (int64_t c = 0; c < PANEL; c += 16) __builtin_prefetch(y + r * stride + n + c, 1, 3);
+  }
+
   // Write `count` rows from row m on and the columns [n, n + columns), from products (count, PANEL), which change.
   [[gnu::noinline]] void write(int64_t m, int64_t count, int64_t n, int64_t columns, float* products, float* up) const {
     for (int64_t r = 0; bias && r < count; r++) {
@@ -108,6 +114,7 @@ inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, 
   for (int64_t band = 0; band < bands; band++) {
     const int64_t m = M * band / bands, count = M * (band + 1) / bands - m;
     float products[BAND * PANEL], up[BAND * PANEL];
+    to.prefetch(m, count, n);
     multiply_panel(products, x, m, count, panel, w, next_panel(w, n, band, bands));
     if (to.gated) multiply_panel(up, x, m, count, up_panel, w, next_panel(w, to.N + n, band, bands));
     to.write(m, count, n, columns, products, up);
