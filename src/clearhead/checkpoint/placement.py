@@ -77,17 +77,20 @@ class TensorPlacer:
         """Place a packed matrix without unpacking it.
 
         A rule may reorder the rows of a matrix or split it into several. A block lies within one row, so the rule is
-        applied to the row numbers, and the packed rows are gathered by them.
+        applied to the row numbers, and the packed rows are gathered by them. The rows of all experts are stacked. A
+        packed row is always one of ours, also where full weights are stored transposed.
         """
         assert isinstance(self.network, Transformer)
         self.check_packed_values(name, packed)
-        rows = torch.arange(packed.shape[0])[:, None]
-        # The rows of all experts are stacked.
-        parts = split(rule, rows, [Size((shape[:-1].numel(), 1)) for shape in shapes], self.network.config)
+        num_rows = packed.shape[0]
+        experts = shapes[0][:-2] if num_rows % shapes[0][:-2].numel() == 0 else ()
+        rows = torch.arange(num_rows).view(*experts, -1, 1)
+        stored = rows.transpose(-2, -1) if getattr(rule, "transposed", False) else rows
+        parts = split(rule, stored, [Size((*shape[:-1], 1)) for shape in shapes], self.network.config)
         if parts is None or any(shape[-1] != packed.columns for shape in shapes):
             raise self.shape_error(name, packed.shape, shapes)
         for own_name, part in zip(rule.own_names, parts, strict=True):
-            own = packed if torch.equal(part, rows) else packed.rows(part[:, 0])
+            own = packed if torch.equal(part, rows) else packed.rows(part.flatten())
             set_packed_weight(self.network, own_name, own.to(self.device), self.dtype or torch.float32)
             self.unplaced.remove(own_name)
 

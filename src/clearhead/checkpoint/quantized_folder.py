@@ -3,7 +3,8 @@
     quantization = read_quantization(settings); tensors = quantization.open(stored, where, keep_packed=False)
 
 `quantization_config` in config.json names the method. Each method stores a matrix as several tensors: MODULE.qweight,
-MODULE.qzeros and MODULE.scales of GPTQ become MODULE.weight. A tensor without such parts is read as it is, so that a
+MODULE.qzeros and MODULE.scales of GPTQ become MODULE.weight, and EXPERTS_blocks and EXPERTS_scales of MXFP4 become
+EXPERTS. A tensor without such parts is read as it is, so that a
 folder whose weights were dequantized since loads as well.
 """
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from clearhead.backends import PackedWeight, pack_quants
 from clearhead.checkpoint import quantized_formats as formats
+from clearhead.checkpoint.mxfp4 import Mxfp4Experts
 from clearhead.checkpoint.quantized_formats import Parts, QuantGroups
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError, quote
@@ -32,14 +34,18 @@ _COMPRESSED_FORMATS = (
 )
 
 
+Stored = Tensor | QuantGroups | Mxfp4Experts
+
+
 @dataclass(frozen=True)
 class Layout:
-    """How a method stores a matrix: ends of names after "MODULE.", and what computes the values from these parts."""
+    """How a method stores a matrix: ends of names after MODULE, and what computes the values from these parts."""
 
-    main: str  # replaced by "weight" in the name of the matrix
+    main: str  # replaced by `weight` in the name of the matrix
     required: tuple[str, ...]  # the first one tells that the matrix is quantized
     optional: str  # regular expression of further parts
-    read: Callable[[Parts], Tensor | QuantGroups]
+    read: Callable[[Parts], Stored]
+    weight: str = ".weight"
 
 
 @dataclass
@@ -59,10 +65,10 @@ class Quantization:
         by_module = _by_module(stored)
         for layout in self.layouts:
             for module, ends in by_module.items():
-                if layout.main in ends and layout.required[0] in ends and f"{module}.weight" not in found:
+                if layout.main in ends and layout.required[0] in ends and module + layout.weight not in found:
                     own = [end for end in ends if _belongs(end, layout)]
-                    found[f"{module}.weight"] = layout, own
-                    parts |= {f"{module}.{end}" for end in own}
+                    found[module + layout.weight] = layout, own
+                    parts |= {_join(module, end) for end in own}
         return {name: None for name in stored if name not in parts} | found
 
     def open(
@@ -76,24 +82,26 @@ class Quantization:
             if found is None:
                 return stored[name]
             layout, ends = found
-            module = name.removesuffix(".weight")
+            module = name.removesuffix(layout.weight)
             missing = next((end for end in layout.required if end not in ends), None)
             if missing is not None:
-                raise ClearheadError(f"{where} lacks the tensor {module[:100]}.{missing}; it is incomplete")
+                raise ClearheadError(f"{where} lacks the tensor {_join(module[:100], missing)}; it is incomplete")
             try:
-                return self._values(layout.read({end: stored[f"{module}.{end}"] for end in ends}), keep_packed)
+                return self._values(layout.read({end: stored[_join(module, end)] for end in ends}), keep_packed)
             except (ClearheadError, RuntimeError) as error:
                 raise ClearheadError(f"{where}: the tensor {name[:100]} cannot be read: {error}") from None
 
         return LazyTensors(names, read)
 
-    def _values(self, stored: Tensor | QuantGroups, keep_packed: bool) -> Tensor | PackedWeight:
-        packed = _pack_groups(stored) if keep_packed and isinstance(stored, QuantGroups) else None
+    def _values(self, stored: Stored, keep_packed: bool) -> Tensor | PackedWeight:
+        packed = None
+        if keep_packed and not isinstance(stored, Tensor):
+            packed = stored.pack() if isinstance(stored, Mxfp4Experts) else _pack_groups(stored)
         if packed is not None:
             self.num_packed += 1
             return packed
         self.num_dequantized += 1
-        return stored.dequantize() if isinstance(stored, QuantGroups) else stored
+        return stored if isinstance(stored, Tensor) else stored.dequantize()
 
     def note(self, where: str, dtype: torch.dtype | None) -> str | None:
         """Return one line that says that matrices were dequantized; None if none was."""
@@ -108,15 +116,22 @@ class Quantization:
 
 
 def _by_module(stored: Iterable[str]) -> dict[str, list[str]]:
-    """Return the ends of the names of each module: what follows the module's name and a dot."""
+    """Return the ends of the names of each module: what follows its name and a dot, or begins with an underscore."""
     modules: dict[str, list[str]] = {}
     for name in stored:
         module, _, end = name.rpartition(".")
         inner = re.fullmatch(r"(.+)\.(weight\.(?:quant_state\.)?)", module + ".")  # bitsandbytes: MODULE.weight.absmax
+        experts = re.fullmatch(r"(.+)(_blocks|_scales)", name)
         if inner is not None:
             module, end = inner[1], inner[2] + end
+        elif experts is not None:
+            module, end = experts[1], experts[2]
         modules.setdefault(module, []).append(end)
     return modules
+
+
+def _join(module: str, end: str) -> str:
+    return module + end if end.startswith("_") else f"{module}.{end}"
 
 
 def _belongs(end: str, layout: Layout) -> bool:
@@ -149,7 +164,7 @@ def _pack_groups(groups: QuantGroups) -> PackedWeight | None:
 
 
 def read_quantization(settings: Settings) -> Quantization | None:
-    """Return the method that config.json declares; None if there is none, or if it is read elsewhere (mxfp4)."""
+    """Return the method that config.json declares; None if there is none, or if it is not supported."""
     declared = settings.object("quantization_config")
     if not declared.data:
         declared = settings.object("text_config").object("quantization_config")
@@ -161,6 +176,7 @@ def read_quantization(settings: Settings) -> Quantization | None:
         "bitsandbytes": _read_bitsandbytes,
         "fp8": _read_fp8,
         "fbgemm_fp8": _read_fp8,
+        "mxfp4": _read_mxfp4,
     }
     if not isinstance(method, str) or method not in readers:
         return None
@@ -267,3 +283,10 @@ def _read_fp8(declared: Settings) -> Quantization:
 
     layout = Layout("weight", (scale,), r"input_scale(?:_ub)?|activation_scale", read)
     return Quantization("FP8", (layout,))
+
+
+def _read_mxfp4(declared: Settings) -> Quantization:
+    def read(parts: Parts) -> Mxfp4Experts:
+        return Mxfp4Experts(parts["_blocks"], parts["_scales"])
+
+    return Quantization("MXFP4", (Layout("_blocks", ("_scales",), "(?!)", read, weight=""),))

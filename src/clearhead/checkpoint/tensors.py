@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint.mxfp4 import BLOCKS_SUFFIX, SCALES_SUFFIX, dequantize_mxfp4
 from clearhead.errors import ClearheadError
 from clearhead.tensor_files import SafetensorsFile
 
@@ -42,7 +41,7 @@ class LazyTensors(Mapping[str, Value]):
 
 
 def open_safetensors(paths: Iterable[Path], where: str, *, raw: bool = False) -> LazyTensors[Tensor]:
-    """Return the tensors of one or several safetensors files; those in float8 and MXFP4 are dequantized unless `raw`.
+    """Return the tensors of one or several safetensors files; those in float8 are dequantized unless `raw`.
 
     `where` is the file or folder that error messages name.
     """
@@ -55,30 +54,18 @@ def open_safetensors(paths: Iterable[Path], where: str, *, raw: bool = False) ->
             files[name] = file
     if raw:
         return LazyTensors(files, lambda name: files[name].read(name))
-    names = [_dequantized_name(name, files) for name in files if not _is_scale(name, files)]
+    names = [name for name in files if not _is_scale(name, files)]
     return LazyTensors(names, partial(_read_tensor, files, where))
 
 
-def _dequantized_name(name: str, files: Mapping[str, SafetensorsFile]) -> str:
-    """Return the name of a tensor without the suffix of MXFP4 blocks."""
-    stem = name.removesuffix(BLOCKS_SUFFIX)
-    return stem if stem != name and stem + SCALES_SUFFIX in files and stem not in files else name
-
-
 def _is_scale(name: str, files: Mapping[str, SafetensorsFile]) -> bool:
-    """Return whether a tensor holds the scales of a float8 tensor or of MXFP4 blocks."""
-    stem = name.removesuffix(SCALES_SUFFIX)
-    if stem != name and stem + BLOCKS_SUFFIX in files and stem not in files:
-        return True
+    """Return whether a tensor holds the scales of a float8 tensor."""
     scaled = name.removesuffix(_SCALE_SUFFIX)
     return scaled != name and scaled in files and files[scaled].dtype_name(scaled) == "F8_E4M3"
 
 
 def _read_tensor(files: Mapping[str, SafetensorsFile], where: str, name: str) -> Tensor:
     try:
-        if name not in files:
-            blocks, scales = name + BLOCKS_SUFFIX, name + SCALES_SUFFIX
-            return dequantize_mxfp4(files[blocks].read(blocks), files[scales].read(scales))
         tensor = files[name].read(name)
         scales = name + _SCALE_SUFFIX
         if tensor.dtype == torch.float8_e4m3fn and scales in files:

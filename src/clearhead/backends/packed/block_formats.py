@@ -41,6 +41,11 @@ def split_blocks(blocks: Tensor, rows: int, block_type: str) -> tuple[dict[str, 
     return split(blocks, block_type), columns
 
 
+def split_five_bits(quants: Tensor) -> dict[str, Tensor]:
+    """Return quants (N, groups, 32) from 0 to 31 as the tensors that hold their low 4 bits and their fifth bits."""
+    return {"quants": _join_nibbles(quants & 15), "high_bits": _arrange_bits(quants >> 4)}
+
+
 def _split_q5(blocks: Tensor, block_type: str) -> dict[str, Tensor]:
     start = 4 if block_type == "Q5_1" else 2
     tensors = {"scales": _halves(blocks, 0), "quants": blocks[..., start + 4 :].flatten(1)}

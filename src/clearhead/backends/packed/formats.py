@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks
+from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks, split_five_bits
 from clearhead.backends.packed.fitting import fit_quickly
 from clearhead.errors import ClearheadError
 
@@ -191,6 +191,15 @@ def pack_quants(quants: Tensor, scales: Tensor, offsets: Tensor | None) -> Packe
     if quants.dtype == torch.uint8:
         quants = _pack_nibbles(quants.unflatten(-1, (-1, GROUP_SIZE)))
     return PackedWeight(quants.contiguous(), scales.contiguous(), offsets, columns)
+
+
+def pack_five_bits(quants: Tensor, scales: Tensor) -> PackedWeight:
+    """Store integers (N, K) int8 from -16 to 15, with scales (N, K / 32) in float16, as Q5_0 does."""
+    columns = quants.shape[1]
+    missing = -columns % (2 * GROUP_SIZE)
+    quants, scales = functional.pad(quants, (0, missing)), functional.pad(scales, (0, missing // GROUP_SIZE))
+    groups = (quants + 16).to(torch.uint8).unflatten(-1, (-1, GROUP_SIZE))
+    return packed_from_tensors(split_five_bits(groups) | {"scales": scales}, columns)
 
 
 def to_float16(scales: Tensor) -> Tensor:
