@@ -1,10 +1,13 @@
 """The engine against generation without a cache: random arrivals, options, aborts, preemptions and shared prefixes."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from clearhead.backends import accelerate
 from clearhead.engine import Request
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
@@ -83,7 +86,7 @@ def run_workload(engine, workload):
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_request_gets_the_tokens_of_the_loop_without_a_cache(name, data):
-    check_random_schedule(name, data)
+    check_random_schedule(_networks(name), data)
 
 
 @pytest.mark.slow  # with the 3 above for each model, thousands of schedules
@@ -91,14 +94,26 @@ def test_every_request_gets_the_tokens_of_the_loop_without_a_cache(name, data):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_request_gets_the_tokens_of_the_loop_without_a_cache_in_many_schedules(name, data):
-    check_random_schedule(name, data)
+    check_random_schedule(_networks(name), data)
 
 
-def check_random_schedule(name, data):
-    network = _networks(name)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "transformer-base", "t5-small"])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_request_gets_the_same_tokens_in_the_cpu_kernels(name, data):
+    network = deepcopy(_networks(ARCHITECTURES[shrink(preset(name))])).float()
+    fast = deepcopy(network)
+    assert accelerate(fast)
+    check_random_schedule(network, data, fast, page_size=16)
+
+
+def check_random_schedule(network, data, in_engine=None, page_size=4):
+    """Compare a random schedule in the engine with generation without a cache."""
     engine = toy_engine(
-        network,
+        in_engine or network,
         num_pages=data.draw(st.integers(8, 40), "pages"),
+        page_size=page_size,
         max_tokens=data.draw(st.integers(4, 20), "max_tokens"),
     )
     if data.draw(st.booleans(), "tokens are known one step later"):
