@@ -85,7 +85,7 @@ class TensorPlacer:
         num_rows = packed.shape[0]
         experts = shapes[0][:-2] if num_rows % shapes[0][:-2].numel() == 0 else ()
         rows = torch.arange(num_rows).view(*experts, -1, 1)
-        stored = rows.transpose(-2, -1) if getattr(rule, "transposed", False) else rows
+        stored = rows.transpose(-2, -1) if rule.transposed else rows
         parts = split(rule, stored, [Size((*shape[:-1], 1)) for shape in shapes], self.network.config)
         if parts is None or any(shape[-1] != packed.columns for shape in shapes):
             raise self.shape_error(name, packed.shape, shapes)

@@ -29,6 +29,7 @@ class TensorRule(ABC):
     """How one foreign tensor holds those of our tensors that `own_names` lists."""
 
     own_names: tuple[str, ...]
+    transposed = False  # whether the rows of our tensors are columns of the foreign one; some rules have this field
 
     @abstractmethod
     def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
