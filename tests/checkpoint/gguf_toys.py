@@ -32,10 +32,12 @@ PRESETS = {
     "nemotron": "minitron-4b",
     "olmo": "olmo-1b",
     "olmo2": "olmo-2-1b",
+    "olmo3": "olmo-3-7b",
     "command-r": "command-r",
     "cohere2": "command-r7b",
     "granite": "granite-3.1-2b",
     "glm4": "glm-4-9b-0414",
+    "chatglm": "glm-4-9b",
     "smollm3": "smollm3-3b",
     "arcee": "afm-4.5b",
     "seed_oss": "seed-oss-36b",
@@ -62,17 +64,33 @@ PRESETS = {
     "modern-bert": "modernbert-base",
     "t5": "t5-v1.1-small",
     "t5encoder": "t5-v1.1-small",
+    "umt5": "umt5-small",
+    "umt5encoder": "umt5-small",
+    "helium": "helium-1-2b",
 }
-ENCODERS = ("bert", "nomic-bert", "modern-bert", "t5encoder")
-STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2"}  # in files, where it is not the name in our table
+ENCODERS = ("bert", "nomic-bert", "modern-bert", "t5encoder", "umt5encoder")
+ENCODER_DECODERS = ("t5", "umt5")
+ROWS = {
+    "umt5": "t5",
+    "umt5encoder": "t5encoder",
+    "helium": "chatglm",
+}  # name above -> architecture in our table, where it is another
+STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2", "olmo3": "olmo2", **ROWS}  # in files
+# Encoders that llama.cpp stores as BERT, without the rows of their position table that no token uses -> preset
+STORED_AS_BERT = {
+    "distilbert": "distilbert-base",
+    "roberta": "roberta-base",
+    "xlm-roberta": "xlm-roberta-base",
+    "camembert": "camembert-base",
+}
 
 
 def toy_config(architecture):
     """Return the config of a small model."""
-    config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
-    if architecture == "t5":
+    config = shrink(clearhead.preset((PRESETS | STORED_AS_BERT)[architecture]), SIZES)
+    if architecture in ENCODER_DECODERS:
         return config
-    if architecture == "t5encoder":
+    if architecture in ("t5encoder", "umt5encoder"):
         return replace(config, decoder=None, head=None, share_embeddings=False)
     if config.encoder is not None:  # files hold neither pooler nor language head
         return replace(config, head=None, pooler=False, classifier=None)
@@ -112,7 +130,8 @@ def toy_config(architecture):
 
 def write_toy(path, network, architecture, tokenizer=None, file_type="f16"):
     """Write a network as this architecture, also if another one could express it."""
-    with mock.patch.object(gguf_save, "GGUF_ARCHITECTURES", {architecture: GGUF_ARCHITECTURES[architecture]}):
+    row = "bert" if architecture in STORED_AS_BERT else ROWS.get(architecture, architecture)
+    with mock.patch.object(gguf_save, "GGUF_ARCHITECTURES", {row: GGUF_ARCHITECTURES[row]}):
         gguf_save.save_gguf(path, network, tokenizer, file_type=file_type)
 
 
@@ -128,7 +147,7 @@ def half_precision_network(config, architecture):
     redraw(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if architecture.startswith("t5") and name.endswith("query.weight"):
+            if architecture.startswith(("t5", "umt5")) and name.endswith("query.weight"):
                 parameter *= 0.25  # T5 does not scale scores: llama.cpp's rounding would change large ones too much
             parameter.copy_(parameter.half().float())
     return network
