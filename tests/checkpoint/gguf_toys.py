@@ -38,6 +38,7 @@ PRESETS = {
     "granite": "granite-3.1-2b",
     "glm4": "glm-4-9b-0414",
     "chatglm": "glm-4-9b",
+    "chatglm-fused": "glm-4-9b",
     "smollm3": "smollm3-3b",
     "arcee": "afm-4.5b",
     "seed_oss": "seed-oss-36b",
@@ -75,7 +76,10 @@ ROWS = {
     "umt5encoder": "t5encoder",
     "helium": "chatglm",
 }  # name above -> architecture in our table, where it is another
-STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2", "olmo3": "olmo2", **ROWS}  # in files
+# The same in files
+STORED_NAMES = {
+    "mixtral": "llama", "deepseek-v2": "deepseek2", "olmo3": "olmo2", "chatglm-fused": "chatglm", **ROWS
+}  # fmt: skip
 # Encoders that llama.cpp stores as BERT, without the rows of their position table that no token uses -> preset
 STORED_AS_BERT = {
     "distilbert": "distilbert-base",
@@ -99,16 +103,14 @@ def toy_config(architecture):
         attention = layer.attention
         if architecture in ("gemma2", "gemma3"):  # llama.cpp derives the scale from the head width
             attention = replace(attention, scale=attention.head_width**-0.5)
-        if architecture == "starcoder2":  # llama.cpp has no window there; metadata holds the base in float32
-            attention = replace(attention, pattern=Causal(), position=replace(attention.position, theta=5000.0))
-        if architecture == "phi3":  # llama.cpp ignores its window; here it covers all tokens of a test
+        if architecture in ("starcoder2", "hunyuan-dense"):  # metadata holds the base in float32
+            attention = replace(attention, position=replace(attention.position, theta=5000.0))
+        if architecture in ("phi3", "starcoder2"):  # llama.cpp ignores the window; here it covers all tokens of a test
             attention = replace(attention, pattern=replace(attention.pattern, size=CONTEXT))
         if architecture == "exaone4":  # llama.cpp: windows and layers without positions only with 64 layers
             attention = replace(attention, pattern=Causal(), position=config.decoder.layers[0].attention.position)
         if architecture == "llama4" and isinstance(attention.pattern, Chunked):  # llama.cpp fixes the size of a chunk
             attention = replace(attention, pattern=Chunked(size=8192))
-        if architecture == "hunyuan-dense":  # metadata holds the base in float32
-            attention = replace(attention, position=replace(attention.position, theta=5000.0))
         if architecture == "gpt-oss":  # llama.cpp rounds the bounds of YaRN's ramp; these do not change by that
             scaling = replace(attention.position.scaling, original_context=192)
             attention = replace(attention, position=replace(attention.position, theta=4.8, scaling=scaling))

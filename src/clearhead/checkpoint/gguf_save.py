@@ -153,9 +153,9 @@ def _describe(
             return metadata, divided_rules(architecture, rules)
         except ClearheadError:
             continue
-    known = ", ".join(GGUF_ARCHITECTURES)
     raise ClearheadError(
-        f"no GGUF architecture that can be written ({known}) expresses this model; use --to huggingface instead"
+        "no GGUF architecture of llama.cpp expresses this model (docs/models.md says which model types have one and why "
+        "others have none); use --to huggingface instead"
     )
 
 

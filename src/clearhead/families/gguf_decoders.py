@@ -159,7 +159,7 @@ DECODERS = {
         partial_name="rotary_pct",
     ),
     "starcoder2": _Architecture(
-        "starcoder2", PROJECTIONS, layer_norm("norm_epsilon"), flags={"use_bias": "blk.0.attn_output.bias"}
+        "starcoder2", PROJECTIONS, layer_norm("norm_epsilon") | WINDOW, flags={"use_bias": "blk.0.attn_output.bias"}
     ),
     "stablelm": _Architecture(
         "stablelm",
@@ -211,7 +211,20 @@ DECODERS = {
     ),
     "ernie4_5": _Architecture("ernie4_5", PROJECTIONS, RMS_NORM, flags={"use_bias": "blk.0.attn_output.bias"}),
     "chatglm": _Architecture(
-        "glm", _GLM_NAMES, RMS_NORM, flags={"attention_bias": "blk.0.attn_q.bias"}, partial_name=PARTIAL
+        "glm",
+        _GLM_NAMES,
+        RMS_NORM,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        partial_name=PARTIAL,
+        only_with="blk.0.attn_q.weight",
+    ),
+    "chatglm-fused": _Architecture(  # made of releases for the older class ChatGLMModel
+        "glm",
+        {**FUSED_PROJECTIONS, **FUSED_GATE},
+        RMS_NORM,
+        flags={"attention_bias": "blk.0.attn_qkv.bias"},
+        partial_name=PARTIAL,
+        stored_name="chatglm",
     ),
     "exaone4": _Architecture(
         "exaone4",
