@@ -27,12 +27,14 @@ The architectures of GGUF files that are read and written, as llama.cpp names th
 names are those of the `gguf` package, and with llama-cpp-python installed a slow test compares logits, or the hidden
 states of encoders, with llama.cpp. Encoders are written without pooler and language head, and files of rerankers are
 refused. A few model types are written as the architecture of another one, which computes the same; a file is then read
-as the latter. RoBERTa and its relatives are stored as `bert` without the rows of their position table that no token uses.
+as the latter. RoBERTa and its relatives are stored as `bert` without the rows of their position table that no token
+uses.
 
 llama.cpp computes a few things otherwise than the released models, and than Clearhead from the same file. It rounds the
 bounds of gpt-oss' YaRN ramp, chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does, ignores the
-window of `phi3` (also Mistral with a window, and Ministral) and of `starcoder2`, does not multiply the logits of UMT5 and of T5 with a tied head by width^-0.5 (the most
-likely token is the same), and encodes what a Unigram vocabulary lacks as the unknown token, also if there are bytes.
+window of `phi3` (also Mistral with a window, and Ministral) and of `starcoder2`, does not multiply the logits of UMT5
+and of T5 with a tied head by width^-0.5 (the most likely token is the same), and encodes what a Unigram vocabulary
+lacks as the unknown token, also if there are bytes.
 
 Of LongRoPE (Phi-3 and Phi-4), Clearhead takes the long factors if a text has more tokens than the original context, as
 transformers does, and llama.cpp if the memory for the context has room for more.

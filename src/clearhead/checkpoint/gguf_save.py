@@ -154,8 +154,8 @@ def _describe(
         except ClearheadError:
             continue
     raise ClearheadError(
-        "no GGUF architecture of llama.cpp expresses this model (docs/models.md says which model types have one and why "
-        "others have none); use --to huggingface instead"
+        "no GGUF architecture of llama.cpp expresses this model (docs/models.md says which model types have one, and "
+        "why others have none); use --to huggingface instead"
     )
 
 

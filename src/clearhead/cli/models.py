@@ -147,8 +147,8 @@ def convert(
         str | None,
         typer.Option(
             "--to",
-            help="Format to write: huggingface, native, gguf or onnx. By default gguf or onnx if OUTPUT ends in .gguf or "
-            ".onnx, else huggingface, or with --weights native.",
+            help="Format to write: huggingface, native, gguf or onnx. By default gguf or onnx if OUTPUT ends in .gguf "
+            "or .onnx, else huggingface, or with --weights native.",
             show_default=False,
         ),
     ] = None,
