@@ -32,10 +32,13 @@ PRESETS = {
     "nemotron": "minitron-4b",
     "olmo": "olmo-1b",
     "olmo2": "olmo-2-1b",
+    "olmo3": "olmo-3-7b",
     "command-r": "command-r",
     "cohere2": "command-r7b",
     "granite": "granite-3.1-2b",
     "glm4": "glm-4-9b-0414",
+    "chatglm": "glm-4-9b",
+    "chatglm-fused": "glm-4-9b",
     "smollm3": "smollm3-3b",
     "arcee": "afm-4.5b",
     "seed_oss": "seed-oss-36b",
@@ -62,17 +65,36 @@ PRESETS = {
     "modern-bert": "modernbert-base",
     "t5": "t5-v1.1-small",
     "t5encoder": "t5-v1.1-small",
+    "umt5": "umt5-small",
+    "umt5encoder": "umt5-small",
+    "helium": "helium-1-2b",
 }
-ENCODERS = ("bert", "nomic-bert", "modern-bert", "t5encoder")
-STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2"}  # in files, where it is not the name in our table
+ENCODERS = ("bert", "nomic-bert", "modern-bert", "t5encoder", "umt5encoder")
+ENCODER_DECODERS = ("t5", "umt5")
+ROWS = {
+    "umt5": "t5",
+    "umt5encoder": "t5encoder",
+    "helium": "chatglm",
+}  # name above -> architecture in our table, where it is another
+# The same in files
+STORED_NAMES = {
+    "mixtral": "llama", "deepseek-v2": "deepseek2", "olmo3": "olmo2", "chatglm-fused": "chatglm", **ROWS
+}  # fmt: skip
+# Encoders that llama.cpp stores as BERT, without the rows of their position table that no token uses -> preset
+STORED_AS_BERT = {
+    "distilbert": "distilbert-base",
+    "roberta": "roberta-base",
+    "xlm-roberta": "xlm-roberta-base",
+    "camembert": "camembert-base",
+}
 
 
 def toy_config(architecture):
     """Return the config of a small model."""
-    config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
-    if architecture == "t5":
+    config = shrink(clearhead.preset((PRESETS | STORED_AS_BERT)[architecture]), SIZES)
+    if architecture in ENCODER_DECODERS:
         return config
-    if architecture == "t5encoder":
+    if architecture in ("t5encoder", "umt5encoder"):
         return replace(config, decoder=None, head=None, share_embeddings=False)
     if config.encoder is not None:  # files hold neither pooler nor language head
         return replace(config, head=None, pooler=False, classifier=None)
@@ -81,16 +103,14 @@ def toy_config(architecture):
         attention = layer.attention
         if architecture in ("gemma2", "gemma3"):  # llama.cpp derives the scale from the head width
             attention = replace(attention, scale=attention.head_width**-0.5)
-        if architecture == "starcoder2":  # llama.cpp has no window there; metadata holds the base in float32
-            attention = replace(attention, pattern=Causal(), position=replace(attention.position, theta=5000.0))
-        if architecture == "phi3":  # llama.cpp ignores its window; here it covers all tokens of a test
+        if architecture in ("starcoder2", "hunyuan-dense"):  # metadata holds the base in float32
+            attention = replace(attention, position=replace(attention.position, theta=5000.0))
+        if architecture in ("phi3", "starcoder2"):  # llama.cpp ignores the window; here it covers all tokens of a test
             attention = replace(attention, pattern=replace(attention.pattern, size=CONTEXT))
         if architecture == "exaone4":  # llama.cpp: windows and layers without positions only with 64 layers
             attention = replace(attention, pattern=Causal(), position=config.decoder.layers[0].attention.position)
         if architecture == "llama4" and isinstance(attention.pattern, Chunked):  # llama.cpp fixes the size of a chunk
             attention = replace(attention, pattern=Chunked(size=8192))
-        if architecture == "hunyuan-dense":  # metadata holds the base in float32
-            attention = replace(attention, position=replace(attention.position, theta=5000.0))
         if architecture == "gpt-oss":  # llama.cpp rounds the bounds of YaRN's ramp; these do not change by that
             scaling = replace(attention.position.scaling, original_context=192)
             attention = replace(attention, position=replace(attention.position, theta=4.8, scaling=scaling))
@@ -112,7 +132,8 @@ def toy_config(architecture):
 
 def write_toy(path, network, architecture, tokenizer=None, file_type="f16"):
     """Write a network as this architecture, also if another one could express it."""
-    with mock.patch.object(gguf_save, "GGUF_ARCHITECTURES", {architecture: GGUF_ARCHITECTURES[architecture]}):
+    row = "bert" if architecture in STORED_AS_BERT else ROWS.get(architecture, architecture)
+    with mock.patch.object(gguf_save, "GGUF_ARCHITECTURES", {row: GGUF_ARCHITECTURES[row]}):
         gguf_save.save_gguf(path, network, tokenizer, file_type=file_type)
 
 
@@ -128,7 +149,7 @@ def half_precision_network(config, architecture):
     redraw(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if architecture.startswith("t5") and name.endswith("query.weight"):
+            if architecture.startswith(("t5", "umt5")) and name.endswith("query.weight"):
                 parameter *= 0.25  # T5 does not scale scores: llama.cpp's rounding would change large ones too much
             parameter.copy_(parameter.half().float())
     return network

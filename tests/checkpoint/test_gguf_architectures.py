@@ -10,7 +10,7 @@ from clearhead.checkpoint.formats import open_model
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from clearhead.families import GGUF_ARCHITECTURES
-from tests.checkpoint.gguf_toys import PRESETS, STORED_NAMES, toy_network, write_toy
+from tests.checkpoint.gguf_toys import PRESETS, ROWS, STORED_AS_BERT, STORED_NAMES, toy_network, write_toy
 from tests.checkpoint.test_gguf_model import write_file
 
 FLOAT32 = LoadOptions(dtype=torch.float32)
@@ -18,7 +18,7 @@ ARCHITECTURES = {name: architecture for architecture, name in gguf.MODEL_ARCH_NA
 
 
 def test_every_architecture_has_a_toy():
-    assert PRESETS.keys() == GGUF_ARCHITECTURES.keys()
+    assert {ROWS.get(name, name) for name in PRESETS} == GGUF_ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("architecture", PRESETS)
@@ -29,9 +29,27 @@ def test_a_written_file_is_the_same_model_and_has_the_names_of_llama_cpp(tmp_pat
     assert again.config == network.config
     for name, parameter in network.named_parameters():
         assert torch.equal(again.get_parameter(name), parameter), name
+    _check_names(path, STORED_NAMES.get(architecture, architecture))
+
+
+@pytest.mark.parametrize("model_type", STORED_AS_BERT)
+def test_encoders_that_llama_cpp_stores_as_bert_compute_the_same_as_one(tmp_path, model_type):
+    network, path = toy_network(model_type), tmp_path / "model.gguf"
+    write_toy(path, network, model_type)
+    loaded = open_model(path, FLOAT32)
+    assert loaded.family.name == "bert"
+    assert loaded.network.config.context == network.config.context
+    tokens = torch.randint(2, 300, (2, network.config.context), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(loaded.network.encode(tokens).states, network.encode(tokens).states)
+    _check_names(path, "bert")
+
+
+def _check_names(path, expected_name):
+    """Compare the names of architecture and tensors with those of the gguf package."""
     file = gguf.GGUFReader(path)
     stored_name = file.fields["general.architecture"].contents()
-    assert stored_name == STORED_NAMES.get(architecture, architecture)
+    assert stored_name == expected_name
     known = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[ARCHITECTURES[stored_name]]}
     for tensor in file.tensors:
         parts = tensor.name.rpartition(".")[0].split(".")
@@ -70,7 +88,7 @@ def test_experts_are_kept_in_their_blocks(tmp_path, file_type):
 
 
 def test_what_a_graph_of_llama_cpp_does_not_compute_is_refused(tmp_path):
-    wrong = {"granite": ("attn_logit_softcapping", 30.0), "olmo2": ("attention.sliding_window", 8)}
+    wrong = {"granite": ("attn_logit_softcapping", 30.0), "smollm3": ("attention.sliding_window", 8)}
     for architecture, (key, value) in wrong.items():
         network, path = toy_network(architecture), tmp_path / f"{architecture}.gguf"
         write_toy(path, network, architecture)

@@ -176,6 +176,18 @@ def test_convert(clearhead, folder, tmp_path, kind):
     assert clearhead(*again, "--overwrite").returncode == 0
 
 
+def test_the_name_of_the_file_to_write_says_that_it_is_a_gguf_file(clearhead, folder, tmp_path):
+    """Without this, a folder for transformers would be called model.gguf."""
+    path = tmp_path / "model.gguf"
+    done = clearhead("convert", folder, path, "--type", "f16", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["type"] == "f16"
+    assert path.read_bytes()[:4] == b"GGUF"
+    refused = clearhead("convert", folder, tmp_path / "packed.gguf", "--weights", "int4")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "for --to gguf, choose the format with --type" in refused.stderr
+
+
 @pytest.mark.slow
 def test_convert_to_onnx(clearhead, folder, tmp_path):
     path = tmp_path / "model.onnx"

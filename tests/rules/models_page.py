@@ -26,10 +26,15 @@ GGUF_HEAD = """## GGUF files
 The architectures of GGUF files that are read and written, as llama.cpp names them. A toy of each is written, its tensor
 names are those of the `gguf` package, and with llama-cpp-python installed a slow test compares logits, or the hidden
 states of encoders, with llama.cpp. Encoders are written without pooler and language head, and files of rerankers are
-refused. RoBERTa and XLM-R are read from files that store them as `bert`, as llama.cpp does, but not written.
+refused. A few model types are written as the architecture of another one, which computes the same; a file is then read
+as the latter. RoBERTa and its relatives are stored as `bert` without the rows of their position table that no token
+uses.
 
-llama.cpp computes two things otherwise than the released models, and than Clearhead from the same file: it rounds the
-bounds of gpt-oss' YaRN ramp, and it chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does.
+llama.cpp computes a few things otherwise than the released models, and than Clearhead from the same file. It rounds the
+bounds of gpt-oss' YaRN ramp, chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does, ignores the
+window of `phi3` (also Mistral with a window, and Ministral) and of `starcoder2`, does not multiply the logits of UMT5
+and of T5 with a tied head by width^-0.5 (the most likely token is the same), and encodes what a Unigram vocabulary
+lacks as the unknown token, also if there are bytes.
 
 Of LongRoPE (Phi-3 and Phi-4), Clearhead takes the long factors if a text has more tokens than the original context, as
 transformers does, and llama.cpp if the memory for the context has room for more.
@@ -94,6 +99,45 @@ A position thus has two queries, of which one leaves nothing in the cache. Its r
 of the hidden state of each query, in every layer. Neither is a setting of the parts that we have; it would take an
 attention, a cache and a decode step of its own for one model type.
 """
+# model type without a row in the tables of families/gguf_*.py -> the architecture that it is written as
+WRITTEN_AS = {
+    "camembert": "bert",
+    "distilbert": "bert",
+    "helium": "chatglm",
+    "ministral": "phi3",
+    "mistral": "llama",
+    "mt5": "t5",
+    "roberta": "bert",
+    "umt5": "t5",
+    "xlm-roberta": "bert",
+}
+NOT_IN_GGUF_HEAD = """
+The other model types cannot be written, because llama.cpp (August 2026) has no network that computes the same:
+
+| model_type | what llama.cpp lacks |
+|---|---|
+"""
+_T5_ONLY = "T5 is its only encoder-decoder"
+NOT_IN_GGUF = {
+    "albert": "an embedding narrower than the layers, and layers that share their weights",
+    "bart": _T5_ONLY,
+    "bigbird_pegasus": _T5_ONLY,
+    "codegen": "GPT-J's network, which CodeGen has",
+    "deberta-v2": "attention to relative positions by content (disentangled attention)",
+    "electra": "the discriminator's head, and in the small model an embedding narrower than the layers",
+    "gpt_neo": "GPT-2 with windows and unscaled scores",
+    "gptj": "a network for the name `gptj`, which it has",
+    "led": _T5_ONLY,
+    "m2m_100": _T5_ONLY,
+    "marian": _T5_ONLY,
+    "mbart": _T5_ONLY,
+    "mpnet": "BERT with relative positions",
+    "openai-gpt": "GPT-2 with norms after each branch",
+    "opt": "GPT-2 with ReLU",
+    "pegasus": _T5_ONLY,
+    "whisper": "audio; whisper.cpp has a file format of its own",
+    "xglm": "sinusoidal positions",
+}
 
 
 def page() -> str:
@@ -112,9 +156,12 @@ def page() -> str:
 
 
 def gguf_table() -> str:
-    """Return the section that lists the architectures of GGUF files."""
-    pairs = sorted((row.stored_name or name, row.model_type) for name, row in GGUF_ARCHITECTURES.items())
-    return GGUF_HEAD + "".join(f"| `{name}` | `{model_type}` |\n" for name, model_type in pairs)
+    """Return the section that lists the architectures of GGUF files, and why some model types have none."""
+    pairs = {(row.stored_name or name, row.model_type) for name, row in GGUF_ARCHITECTURES.items()}
+    pairs |= {(name, model_type) for model_type, name in WRITTEN_AS.items()}
+    reasons = "".join(f"| `{model_type}` | {reason} |\n" for model_type, reason in sorted(NOT_IN_GGUF.items()))
+    table = "".join(f"| `{name}` | `{model_type}` |\n" for name, model_type in sorted(pairs))
+    return GGUF_HEAD + table + NOT_IN_GGUF_HEAD + reasons
 
 
 def further_table() -> str:

@@ -1,9 +1,9 @@
 """docs/models.md lists every model type as the code has it."""
 
-from clearhead.families import FAMILIES
+from clearhead.families import FAMILIES, GGUF_ARCHITECTURES
 from tests.parity.config_types import ENCODERS, SPEECH_MODELS, TYPES
 from tests.parity.registry import OF_DECODERS, OF_ENCODERS, comparisons
-from tests.rules.models_page import PAGE, page
+from tests.rules.models_page import NOT_IN_GGUF, PAGE, WRITTEN_AS, page
 from tests.rules.models_size import names_elsewhere
 
 
@@ -17,6 +17,14 @@ def test_every_model_type_has_a_row_and_a_test():
     for family in FAMILIES:
         for model_type in family.model_types:
             assert f"| `{model_type}` |" in text
+
+
+def test_every_model_type_has_a_gguf_architecture_or_a_reason_why_not():
+    rows = {row.model_type for row in GGUF_ARCHITECTURES.values()}
+    groups = [rows, WRITTEN_AS.keys(), NOT_IN_GGUF.keys()]
+    model_types = {model_type for family in FAMILIES for model_type in family.model_types}
+    assert set().union(*groups) == model_types
+    assert sum(map(len, groups)) == len(model_types)
 
 
 def test_every_class_is_compared_in_every_way():

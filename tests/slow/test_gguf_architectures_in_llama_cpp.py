@@ -5,7 +5,16 @@ import pytest
 import torch
 
 from clearhead.tokenization import train_tokenizer
-from tests.checkpoint.gguf_toys import CONTEXT, ENCODERS, PRESETS, longrope_network, toy_network, write_toy
+from tests.checkpoint.gguf_toys import (
+    CONTEXT,
+    ENCODER_DECODERS,
+    ENCODERS,
+    PRESETS,
+    STORED_AS_BERT,
+    longrope_network,
+    toy_network,
+    write_toy,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +27,7 @@ def tokenizer():
     return train_tokenizer([TEXT], kind="bpe", vocab_size=300)
 
 
-@pytest.mark.parametrize("architecture", [name for name in PRESETS if name not in (*ENCODERS, "t5")])
+@pytest.mark.parametrize("architecture", [name for name in PRESETS if name not in (*ENCODERS, *ENCODER_DECODERS)])
 def test_llama_cpp_computes_our_logits(tmp_path, tokenizer, architecture):
     """llama.cpp rounds the inputs of products to float16: by 1e-3 of their size, in every layer."""
     llama_cpp = pytest.importorskip("llama_cpp")
@@ -62,7 +71,7 @@ def test_llama_cpp_computes_our_logits_of_longrope(tmp_path, tokenizer, memory, 
     assert difference < 0.005
 
 
-@pytest.mark.parametrize("architecture", ENCODERS)
+@pytest.mark.parametrize("architecture", [*ENCODERS, *STORED_AS_BERT])
 def test_llama_cpp_computes_our_hidden_states(tmp_path, tokenizer, architecture):
     llama_cpp = pytest.importorskip("llama_cpp")
     network, path = toy_network(architecture), tmp_path / "toy.gguf"
@@ -84,10 +93,12 @@ def test_llama_cpp_computes_our_hidden_states(tmp_path, tokenizer, architecture)
     assert difference < 0.005
 
 
-def test_llama_cpp_computes_our_logits_of_an_encoder_decoder(tmp_path, tokenizer):
+@pytest.mark.parametrize("architecture", ENCODER_DECODERS)
+def test_llama_cpp_computes_our_logits_of_an_encoder_decoder(tmp_path, tokenizer, architecture):
+    """llama.cpp never multiplies the logits by width^-0.5, as UMT5 does."""
     llama_cpp = pytest.importorskip("llama_cpp")
-    network, path = toy_network("t5"), tmp_path / "toy.gguf"
-    write_toy(path, network, "t5", tokenizer)
+    network, path = toy_network(architecture), tmp_path / "toy.gguf"
+    write_toy(path, network, architecture, tokenizer)
     source, target = tokenizer.encode(TEXT)[:NUM_TOKENS], [0, *tokenizer.encode(TEXT)[3:20]]
     theirs = llama_cpp.Llama(
         str(path), n_ctx=CONTEXT, n_threads=1, logits_all=True, verbose=False, type_k=FLOAT32, type_v=FLOAT32
@@ -100,7 +111,9 @@ def test_llama_cpp_computes_our_logits_of_an_encoder_decoder(tmp_path, tokenizer
     expected = torch.tensor(np.ctypeslib.as_array(pointer, (len(target), network.config.vocab_size)).copy())
     theirs.close()
     with torch.no_grad():
-        actual = network.encode_and_decode(torch.tensor([source]), torch.tensor([target]))[0]
+        actual = (
+            network.encode_and_decode(torch.tensor([source]), torch.tensor([target]))[0] / network.config.head.scale
+        )
     difference = float((actual - expected).square().mean().sqrt() / actual.std())
-    print(f"t5: {difference:.1e} of the logits' spread")
+    print(f"{architecture}: {difference:.1e} of the logits' spread")
     assert difference < 0.005

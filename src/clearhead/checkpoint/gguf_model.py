@@ -43,7 +43,7 @@ SPECIAL_ID_KEYS = {
 def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     """Load a GGUF file. Without a dtype in `options`, that of the token table is used: float32 if it is quantized."""
     file = open_gguf(path)
-    architecture, table = gguf_architecture(file.metadata), file.tensors.get(TOKEN_TABLE)
+    architecture, table = gguf_architecture(file.metadata, file.tensors), file.tensors.get(TOKEN_TABLE)
     if options.dtype is None and table is not None:
         options = replace(options, dtype=table.block_type.dtype)
     if options.progress is not None:
@@ -113,7 +113,7 @@ def read_gguf_config(path: Path) -> ModelConfig:
 
 def config_of(file: GgufFile) -> ModelConfig:
     """Return the config that a file's metadata and tensors describe."""
-    family = family_of_type(gguf_architecture(file.metadata).model_type)
+    family = family_of_type(gguf_architecture(file.metadata, file.tensors).model_type)
     assert family.read_config is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = family.read_config(gguf_settings(file.metadata, shapes, str(file.path)))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import ModelConfig, Normalize, SentenceConfig
+from clearhead.architecture import LearnedPositions, ModelConfig, Normalize, SentenceConfig
 from clearhead.backends import gets_more_bits, is_packed
 from clearhead.checkpoint.gguf_model import POOLING_KEY, POOLING_MODES, SPECIAL_ID_KEYS
 from clearhead.checkpoint.gguf_parts import divided_rules, numbers_in_metadata
@@ -102,12 +102,23 @@ def save_gguf(
 
 
 def _without_heads(network: Transformer) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return config and tensors of a network; of an encoder, those that make hidden states."""
+    """Return config and tensors of a network; of an encoder, those that make hidden states.
+
+    RoBERTa's positions lose the rows before the first one in use, so that the network is that of a BERT.
+    """
     config, tensors = network.config, stored_tensors(network)
     if config.decoder is not None:
         return config, tensors
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(("pooler.", "head."))}
-    return replace(config, head=None, pooler=False), kept
+    config = replace(config, head=None, pooler=False)
+    embedding = config.output_stack.token_embedding
+    positions = embedding.positions
+    if isinstance(positions, LearnedPositions) and positions.offset:
+        name = "encoder.embedding.positions.weight"
+        kept[name] = kept[name][positions.offset :]
+        embedding = replace(embedding, positions=replace(positions, offset=0))
+        config = replace(config, encoder=replace(config.output_stack, embedding=embedding))
+    return config, kept
 
 
 def _pooling_number(sentence: SentencePooler | None) -> int:
@@ -142,9 +153,9 @@ def _describe(
             return metadata, divided_rules(architecture, rules)
         except ClearheadError:
             continue
-    known = ", ".join(GGUF_ARCHITECTURES)
     raise ClearheadError(
-        f"no GGUF architecture that can be written ({known}) expresses this model; use --to huggingface instead"
+        "no GGUF architecture of llama.cpp expresses this model (docs/models.md says which model types have one, and "
+        "why others have none); use --to huggingface instead"
     )
 
 

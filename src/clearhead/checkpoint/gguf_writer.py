@@ -20,7 +20,7 @@ from clearhead.files import atomic_write
 
 _ALIGNMENT = 32
 _TYPE_IDS = {block_type.name: type_id for type_id, block_type in BLOCK_TYPES.items()}
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
+_UINT8, _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 0, 4, 5, 6, 7, 8, 9, 10
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ def _string(text: str) -> bytes:
 
 def _typed_value(key: str, value: Any) -> bytes:
     """Return the number of a value's type, and the value."""
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _UINT8, len(value)) + value
     if isinstance(value, list):
         kinds = {_type_of(key, each) for each in value} or {_STRING}
         kind = _INT32 if kinds == {_UINT32} else min(kinds)

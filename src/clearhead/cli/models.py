@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from clearhead.checkpoint import RoundingLoss
 
 _FORMATS = ("huggingface", "native", "gguf", "onnx")
+_FORMAT_OF_FILE = {".gguf": "gguf", ".onnx": "onnx"}
 _PACKED = ("int8", "int4")
 
 
@@ -141,14 +142,13 @@ def _list_catalog(as_json: bool) -> None:
 @takes_threads
 def convert(
     source: ModelArgument,
-    output: Annotated[
-        Path, typer.Argument(help="The folder to write, or with --to gguf or onnx the file.", metavar="OUTPUT")
-    ],
+    output: Annotated[Path, typer.Argument(help="The folder to write, or the .gguf or .onnx file.", metavar="OUTPUT")],
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
-            help="Format to write: huggingface (default), native (default with --weights), gguf or onnx.",
+            help="Format to write: huggingface, native, gguf or onnx. By default gguf or onnx if OUTPUT ends in .gguf "
+            "or .onnx, else huggingface, or with --weights native.",
             show_default=False,
         ),
     ] = None,
@@ -178,7 +178,7 @@ def convert(
     onnxruntime (onnx).
     """
     check_model_options(source, dtype)
-    to = to or ("huggingface" if weights is None else "native")
+    to = to or _FORMAT_OF_FILE.get(output.suffix.lower()) or ("huggingface" if weights is None else "native")
     if to not in _FORMATS:
         raise unknown_name("format", to, _FORMATS)
     if weights is not None and (weights not in _PACKED or to != "native"):

@@ -1,11 +1,11 @@
 """GGUF files: translate their metadata to transformers' settings and their tensor names to ours.
 
-    settings = gguf_settings(metadata, shapes, where="model.gguf"); names = gguf_architecture(metadata).tensor_names
+    settings = gguf_settings(metadata, shapes, "a.gguf"); names = gguf_architecture(metadata, shapes).tensor_names
 
 gguf_architectures.py has the table of architectures, and gguf_row.py says what its rows mean.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def gguf_architecture(metadata: Mapping[str, Any]) -> GgufArchitecture:
-    """Return the architecture that a file's metadata names."""
+def gguf_architecture(metadata: Mapping[str, Any], tensors: Collection[str]) -> GgufArchitecture:
+    """Return the architecture that a file's metadata and the names of its tensors describe."""
     stored_name = str(metadata.get("general.architecture"))
     has_experts = bool(to_plain_value(metadata.get(f"{stored_name}.expert_count")))
     found = [
@@ -49,12 +49,16 @@ def gguf_architecture(metadata: Mapping[str, Any]) -> GgufArchitecture:
         raise ClearheadError(
             f"GGUF files of the architecture {quote(stored_name)} are not supported; supported are {known}"
         )
-    fitting = [each for each in found if _conditions_hold(each, metadata, f"{stored_name}.")] or found
+    fitting = [each for each in found if _conditions_hold(each, metadata, f"{stored_name}.", tensors)] or found
     return next((each for each in fitting if ("expert_count" in each.keys) == has_experts), fitting[0])
 
 
-def _conditions_hold(architecture: GgufArchitecture, metadata: Mapping[str, Any], prefix: str) -> bool:
-    """Return whether the metadata has the values that tell rows with one stored name apart."""
+def _conditions_hold(
+    architecture: GgufArchitecture, metadata: Mapping[str, Any], prefix: str, tensors: Collection[str]
+) -> bool:
+    """Return whether a file has the values and the tensor that tell rows with one stored name apart."""
+    if architecture.only_with is not None and architecture.only_with not in tensors:
+        return False
     return all(to_plain_value(metadata.get(prefix + key)) in values for key, values in architecture.only_if.items())
 
 
@@ -63,7 +67,7 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
 
     `shapes` are the shapes of the stored tensors by their names.
     """
-    architecture, prefix = gguf_architecture(metadata), f"{metadata['general.architecture']}."
+    architecture, prefix = gguf_architecture(metadata, shapes), f"{metadata['general.architecture']}."
     # without the vocabulary, which may be long
     stored = Settings({key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefix)}, where)
     _check_supported(stored, prefix, architecture, shapes)

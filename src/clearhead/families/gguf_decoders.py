@@ -44,6 +44,7 @@ _NEMOTRON_NAMES = {**PROJECTIONS, **with_one_added(PROJECTIONS)}
 _GEMMA_NAMES = {**PROJECTIONS, **BRANCH_NORMS, **HEAD_NORMS}
 _GEMMA_NAMES = {**_GEMMA_NAMES, **with_one_added(_GEMMA_NAMES)}
 _GLM_NAMES = {**OUTER, **FUSED_GATE, **in_layers({**ATTENTION, "ffn_down": "feed_forward.down", **NORMS})}
+_OLMO_NAMES = {**PROJECTIONS, **BRANCH_NORMS, **JOINT_HEAD_NORMS}
 _SEED_NAMES = {
     **PROJECTIONS,
     "blk.{layer}.post_attention_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
@@ -109,6 +110,20 @@ def _write_mpt(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     return keys | ({} if attention["clip_qkv"] is None else {"attention.clamp_kqv": attention["clip_qkv"]})
 
 
+def _read_olmo3(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which layers have the window, and that these have the same rotary base, but never a scaling of it."""
+    sliding = {"rope_type": "default"}
+    theta = {} if settings.get("rope_theta") is None else {"rope_theta": settings["rope_theta"]}
+    return {**layer_types(settings, stored), "rope_parameters": {"sliding_attention": sliding | theta}}
+
+
+def _write_olmo3(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Return every how many layers one has no window: llama.cpp does not read a list, and then takes 4."""
+    types = data["layer_types"]
+    every = types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
+    return {"attention.sliding_window_pattern": every}
+
+
 _Architecture = GgufArchitecture
 
 DECODERS = {
@@ -144,7 +159,7 @@ DECODERS = {
         partial_name="rotary_pct",
     ),
     "starcoder2": _Architecture(
-        "starcoder2", PROJECTIONS, layer_norm("norm_epsilon"), flags={"use_bias": "blk.0.attn_output.bias"}
+        "starcoder2", PROJECTIONS, layer_norm("norm_epsilon") | WINDOW, flags={"use_bias": "blk.0.attn_output.bias"}
     ),
     "stablelm": _Architecture(
         "stablelm",
@@ -160,7 +175,15 @@ DECODERS = {
         SIZES | {"attention.clamp_kqv": "clip_qkv"},
         constants={"attention.layer_norm_epsilon": 1e-5},
     ),
-    "olmo2": _Architecture("olmo2", {**PROJECTIONS, **BRANCH_NORMS, **JOINT_HEAD_NORMS}, RMS_NORM),
+    "olmo2": _Architecture("olmo2", _OLMO_NAMES, RMS_NORM, only_if={"attention.sliding_window": (None, 0)}),
+    "olmo3": _Architecture(
+        "olmo3",
+        _OLMO_NAMES,
+        RMS_NORM | WINDOW,
+        read=_read_olmo3,
+        write=_write_olmo3,
+        stored_name="olmo2",
+    ),
     "command-r": _Architecture(
         "cohere",
         {**PROJECTIONS, **HEAD_NORMS},
@@ -187,6 +210,22 @@ DECODERS = {
         flags=BIASES | {"attention_bias": "blk.0.attn_q.bias", "attention_out_bias": "blk.0.attn_output.bias"},
     ),
     "ernie4_5": _Architecture("ernie4_5", PROJECTIONS, RMS_NORM, flags={"use_bias": "blk.0.attn_output.bias"}),
+    "chatglm": _Architecture(
+        "glm",
+        _GLM_NAMES,
+        RMS_NORM,
+        flags={"attention_bias": "blk.0.attn_q.bias"},
+        partial_name=PARTIAL,
+        only_with="blk.0.attn_q.weight",
+    ),
+    "chatglm-fused": _Architecture(  # made of releases for the older class ChatGLMModel
+        "glm",
+        {**FUSED_PROJECTIONS, **FUSED_GATE},
+        RMS_NORM,
+        flags={"attention_bias": "blk.0.attn_qkv.bias"},
+        partial_name=PARTIAL,
+        stored_name="chatglm",
+    ),
     "exaone4": _Architecture(
         "exaone4",
         {**PROJECTIONS, **BRANCH_NORMS, **HEAD_NORMS},

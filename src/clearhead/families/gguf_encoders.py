@@ -61,8 +61,8 @@ def _read_types(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str
 
 
 def _write_types(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Return the number of token types, and that tokens see later ones."""
-    return {"attention.causal": False, "tokenizer.ggml.token_type_count": data.get("type_vocab_size", 1)}
+    """Return the number of token types, which llama.cpp wants to be one or more, and that tokens see later ones."""
+    return {"attention.causal": False, "tokenizer.ggml.token_type_count": data.get("type_vocab_size") or 1}
 
 
 def _read_modern(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +101,7 @@ def _t5_stack(theirs: str, ours: str) -> NameTable:
     return {
         **{f"{theirs}.blk.{{layer}}.{name}.weight": f"{layer}.{own}.weight" for name, own in parts.items()},
         f"{theirs}.blk.0.attn_rel_b.weight": f"{ours}.relative_bias.weight",
+        f"{theirs}.blk.{{layer}}.attn_rel_b.weight": f"{layer}.attention.relative_bias.weight",  # UMT5
         f"{theirs}.output_norm.weight": f"{ours}.final_norm.weight",
     }
 
@@ -118,9 +119,15 @@ _T5_KEYS = {
 }
 
 
+_T5_FLAGS = {"is_gated_act": "enc.blk.0.ffn_gate.weight", "has_bias_per_layer": "enc.blk.1.attn_rel_b.weight"}
+
+
 def _read_t5(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the activation, which llama.cpp derives from the presence of a gate."""
-    return {"feed_forward_proj": "gated-gelu" if settings["is_gated_act"] else "relu"}
+    """Return the activation and the model type, which llama.cpp derives from the tensors that there are."""
+    return {
+        "model_type": "umt5" if settings["has_bias_per_layer"] else "t5",
+        "feed_forward_proj": "gated-gelu" if settings["is_gated_act"] else "relu",
+    }
 
 
 def _write_t5(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
@@ -184,7 +191,7 @@ ENCODERS = {
             **_t5_stack("dec", "decoder"),
         },
         _T5_KEYS | {"decoder_block_count": "num_decoder_layers"},
-        flags={"is_gated_act": "enc.blk.0.ffn_gate.weight"},
+        flags=_T5_FLAGS,
         read=_read_t5,
         write=_write_t5,
     ),
@@ -192,7 +199,7 @@ ENCODERS = {
         "t5",
         {"token_embd.weight": "encoder.embedding.tokens.weight", **_t5_stack("enc", "encoder")},
         _T5_KEYS,
-        flags={"is_gated_act": "enc.blk.0.ffn_gate.weight"},
+        flags=_T5_FLAGS,
         fixed={"architectures": ["T5EncoderModel"]},
         read=_read_t5,
         write=lambda data, config: {"attention.value_length": data["d_kv"], "attention.causal": False},

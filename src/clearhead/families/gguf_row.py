@@ -169,6 +169,7 @@ class GgufArchitecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of absent keys, where transformers' differ
     yarn: Mapping[str, Any] = field(default_factory=dict)  # settings of YaRN that have no key
     only_if: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of rows with one stored name: key -> values
+    only_with: str | None = None  # a tensor without which the next row of the same stored name is meant
     # What needs more than a table: (settings so far, stored keys) -> more settings; (config.json, config) -> more keys
     read: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] = _nothing_more
     write: Callable[[dict[str, Any], ModelConfig], dict[str, Any]] = _nothing_more

@@ -222,11 +222,11 @@ def _value(metadata: Mapping[str, object], key: str, expected: type[T]) -> T | N
 
 
 def _array(metadata: Mapping[str, object], key: str, expected: type[T]) -> list[T] | None:
-    """Return an array as a list of Python values; readers give lists, NumPy arrays or sequences of their own."""
+    """Return an array as a list of Python values; readers give lists, NumPy arrays, bytes or sequences of their own."""
     values = metadata.get(PREFIX + key)
     if values is None:
         return None
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
+    if not isinstance(values, Iterable) or isinstance(values, (str, Mapping)):
         raise ClearheadError(f"{PREFIX}{key} has type {type(values).__name__}; it must be an array")
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if not all(isinstance(value, expected) for value in listed):

@@ -6,6 +6,7 @@ Values are Python texts, numbers, flags and lists. Whether the metadata means th
 back, and both tokenizers encode a list of texts.
 """
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from clearhead.tokenization.pre_tokenization import GGUF_PRE_TOKENIZATIONS, GPT2
 from clearhead.tokenization.sentencepiece import PieceType
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 
+_UNUSED_SCORE = -10000.0  # of ids without a token, as llama.cpp's converter writes them
 # Texts that tell tokenizers apart: cases, contractions, digits, spaces, lines, scripts, symbols, emoji, combining marks
 _PROBES = (
     "Hello, world! It's 3:45 p.m., we'll pay $1,234.56 for 100% of it.",
@@ -41,9 +43,10 @@ def tokenizer_to_gguf(tokenizer: object, vocab_size: int) -> dict[str, Any]:
         raise ClearheadError(f"a {type(tokenizer).__name__} cannot be written to a GGUF file; use --to native instead")
     described = json.loads(tokenizer.portable_json())
     model = described["model"]
-    if model.get("type") not in ("BPE", "WordPiece"):
+    if model.get("type") not in ("BPE", "WordPiece", "Unigram"):
         raise ClearheadError(
-            f"a tokenizer of type {model.get('type')} cannot be written to a GGUF file; only BPE and WordPiece can be"
+            f"a tokenizer of type {model.get('type')} cannot be written to a GGUF file; only BPE, WordPiece and "
+            "Unigram can be"
         )
     if tokenizer.vocab_size > vocab_size:
         raise ClearheadError(
@@ -51,12 +54,16 @@ def tokenizer_to_gguf(tokenizer: object, vocab_size: int) -> dict[str, Any]:
         )
     is_byte_level = (described.get("decoder") or {}).get("type") == "ByteLevel"
     is_wordpiece = model["type"] == "WordPiece"
-    tokens, types = _vocabulary(tokenizer, described, vocab_size, has_bytes=not is_byte_level and not is_wordpiece)
+    tokens, types = _vocabulary(
+        tokenizer, described, vocab_size, is_sentencepiece=not is_byte_level and not is_wordpiece
+    )
     if is_wordpiece:
         tokens = [_phantom_space(*token) for token in zip(tokens, types, strict=True)]
     metadata = {PREFIX + "tokens": tokens, PREFIX + "token_type": types}
     if is_wordpiece:
         metadata |= _wordpiece_keys(tokenizer, described)
+    elif model["type"] == "Unigram":
+        metadata |= _unigram_keys(described, vocab_size)
     else:
         metadata |= _byte_level_keys(described) if is_byte_level else _sentencepiece_keys(described, tokens)
     metadata |= {PREFIX + key: value for key, value in _special_keys(tokenizer)}
@@ -67,19 +74,24 @@ def tokenizer_to_gguf(tokenizer: object, vocab_size: int) -> dict[str, Any]:
 
 
 def _vocabulary(
-    tokenizer: LibraryTokenizer, described: dict[str, Any], vocab_size: int, *, has_bytes: bool
+    tokenizer: LibraryTokenizer, described: dict[str, Any], vocab_size: int, *, is_sentencepiece: bool
 ) -> tuple[list[str], list[int]]:
     """Return the tokens and their types; ids without a token get names that no text contains."""
     tokens = [f"[UNUSED{token_id}]" for token_id in range(vocab_size)]
     types = [PieceType.UNUSED] * vocab_size
-    for token, token_id in described["model"]["vocab"].items():
+    model, unknown_id = described["model"], tokenizer.unknown_id
+    vocab, has_bytes = model["vocab"], is_sentencepiece
+    if model["type"] == "Unigram":  # a list of tokens with their scores
+        vocab, has_bytes = {token: index for index, (token, _) in enumerate(vocab)}, model.get("byte_fallback", False)
+        unknown_id = model["unk_id"]
+    for token, token_id in vocab.items():
         is_byte = has_bytes and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
         tokens[token_id], types[token_id] = token, PieceType.BYTE if is_byte else PieceType.NORMAL
     for added in described.get("added_tokens", []):
         kind = PieceType.CONTROL if added["special"] else PieceType.USER_DEFINED
         tokens[added["id"]], types[added["id"]] = added["content"], kind
-    if tokenizer.unknown_id is not None and has_bytes:
-        types[tokenizer.unknown_id] = PieceType.UNKNOWN
+    if unknown_id is not None and is_sentencepiece:
+        types[unknown_id] = PieceType.UNKNOWN
     return tokens, [int(piece_type) for piece_type in types]
 
 
@@ -158,6 +170,30 @@ def _sentencepiece_keys(described: dict[str, Any], tokens: list[str]) -> dict[st
     steps = described.get("normalizer") or {}
     has_prefix = "Prepend" in json.dumps(steps) or "Metaspace" in json.dumps(described.get("pre_tokenizer"))
     return {PREFIX + "model": "llama", PREFIX + "scores": scores, PREFIX + "add_space_prefix": has_prefix}
+
+
+def _unigram_keys(described: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Return the keys of a Unigram vocabulary: scores, and how a text is normalized before it is segmented."""
+    scores = [float(score) for _, score in described["model"]["vocab"]]
+    steps, pre_tokenizer = json.dumps(described.get("normalizer")), json.dumps(described.get("pre_tokenizer"))
+    keys = {
+        "model": "t5",
+        "pre": "default",
+        "scores": scores + [_UNUSED_SCORE] * (vocab_size - len(scores)),
+        "add_space_prefix": "Prepend" in steps or "Metaspace" in pre_tokenizer,
+        "remove_extra_whitespaces": "{2,}" in steps or "WhitespaceSplit" in pre_tokenizer,
+    }
+    character_map = _character_map(described.get("normalizer") or {})
+    if character_map:
+        keys["precompiled_charsmap"] = character_map
+    return {PREFIX + key: value for key, value in keys.items()}
+
+
+def _character_map(normalizer: dict[str, Any]) -> bytes:
+    """Return the table by which SentencePiece replaces characters; b"" if there is none."""
+    if normalizer.get("type") == "Precompiled":
+        return base64.b64decode(normalizer["precompiled_charsmap"] or "")
+    return b"".join(_character_map(each) for each in normalizer.get("normalizers", ()))
 
 
 def _special_keys(tokenizer: LibraryTokenizer) -> Iterator[tuple[str, Any]]:
