@@ -32,7 +32,8 @@ llama.cpp computes two things otherwise than the released models, and than Clear
 bounds of gpt-oss' YaRN ramp, and it chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does.
 
 Of LongRoPE (Phi-3 and Phi-4), Clearhead takes the long factors if a text has more tokens than the original context, as
-transformers does, and llama.cpp if the memory for the context has room for more.
+transformers does, and llama.cpp if the memory for the context has room for more. A text that grows beyond it is read
+again from the start, as Phi-3 is in transformers.
 
 | architecture | model_type |
 |---|---|
