@@ -6,27 +6,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.architecture import Rope
 from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.tokenization import read_conversation
 from clearhead.tokenization.chat_template import render_chat
 from tests.api.test_chat import chat_model
+from tests.checkpoint.tiny import longrope
 
 WINDOWS = pytest.mark.parametrize("window", [None, 6, 40])
+PLAIN_ROPE = Rope()
 GREEDY = {"max_new_tokens": 7, "logprobs": 0}
 
 
-def fresh_answer(messages, window=None, **options):
+def fresh_answer(messages, window=None, rope=PLAIN_ROPE, **options):
     """Return the answer of a model that reads all messages."""
-    model = chat_model(window=window)
+    model = chat_model(window=window, rope=rope)
     ids = model.tokenizer.encode(render_chat(model.tokenizer, messages), add_special_tokens=False)
     return model.generate(ids, **GREEDY | options)
 
 
-def check_last_answer(chat, window=None, **options):
+def check_last_answer(chat, window=None, rope=PLAIN_ROPE, **options):
     """Compare the last answer with that of a model that reads the conversation from the start."""
     assert chat.messages[-1]["role"] == "assistant"
-    answer, expected = chat.last_generation, fresh_answer(chat.messages[:-1], window, **options)
+    answer, expected = chat.last_generation, fresh_answer(chat.messages[:-1], window, rope, **options)
     assert answer.tokens == expected.tokens
     assert answer.logprobs == pytest.approx(expected.logprobs)
     assert len(chat.cached_tokens) == chat.cache.length
@@ -56,6 +59,21 @@ def test_the_answer_after_undo(answered, window):
     assert chat.messages[2:] == [first_answer]
     chat.say("Why?", **GREEDY)
     check_last_answer(chat, window)
+
+
+@pytest.mark.parametrize("original_context", [30, 60, 75, 100])
+def test_answers_on_both_sides_of_the_original_context_of_longrope(original_context):
+    """The conversation outgrows it in an answer or between two, and is below it again after an undo."""
+    rope = longrope(original_context)
+    chat = chat_model(rope=rope).chat()
+    for text in ("Hello there", "And then?", "Why?"):
+        chat.say(text, **GREEDY)
+        check_last_answer(chat, rope=rope)
+    assert chat.cache.length > original_context
+    for _ in range(3):
+        chat.undo()
+    chat.say("Hi", **GREEDY)
+    check_last_answer(chat, rope=rope)
 
 
 @WINDOWS

@@ -241,6 +241,10 @@ INVALID = {
         lambda: HeadNorm(norm=RmsNorm(epsilon=1e-5), scope="joint", after_rotation=True),
         "a HeadNorm with scope 'joint' comes before the rotation",
     ),
+    "a norm after no rotation": (
+        lambda: grouped(position=Alibi(), head_norm=HeadNorm(norm=RmsNorm(epsilon=1e-5), after_rotation=True)),
+        "Alibi rotates nothing; set after_rotation of the HeadNorm to false",
+    ),
     "too few factors": (
         lambda: GroupedAttention(
             **VALID,
@@ -268,6 +272,13 @@ INVALID = {
         lambda: experts_in(ExpertGroups(num_groups=4, num_kept=1, scored_by="max"), num_chosen=3),
         "num_chosen is 3; it must be at most 2, the experts in the kept groups",
     ),
+    **{
+        f"no norm before attention with placement {placement}": (
+            lambda placement=placement: layer(grouped(), placement=placement, attention_norm=False),
+            f"placement '{placement}' has no norm that only attention reads; set attention_norm to true",
+        )
+        for placement in ("post", "branch", "parallel")
+    },
     "parallel placement with cross-attention": (
         lambda: layer(grouped(), cross_attention=CROSS_ATTENTION, placement="parallel"),
         "placement 'parallel' does not support cross-attention",

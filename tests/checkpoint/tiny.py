@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead.architecture import Rope
+from clearhead.architecture import LongRopeScaling, Rope
 from clearhead.families.llama import llama_config
 from clearhead.model.transformer import Transformer
 
@@ -21,6 +21,14 @@ def tiny_config(**changes):
         "tied": True,
     }
     return llama_config(**(sizes | changes))
+
+
+def longrope(original_context):
+    """Return rotary positions with LongRoPE for `tiny_config`."""
+    scaling = LongRopeScaling(
+        short_factors=(1.0, 1.5), long_factors=(2.0, 4.0), original_context=original_context, attention_factor=1.2
+    )
+    return Rope(scaling=scaling)
 
 
 def tiny_network(seed=0, **changes):

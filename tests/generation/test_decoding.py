@@ -9,15 +9,16 @@ from clearhead.architecture import DynamicScaling, Rope
 from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.generation.beam import beam_search
 from clearhead.generation.decoding import decode, prefill
 from clearhead.generation.plain import decode_plainly
 from clearhead.generation.prompts import encode_sources
 from clearhead.generation.scoring import score
 from clearhead.generation.sequences import TokenSequence
 from clearhead.generation.speculative import decode_speculatively
-from clearhead.options import SamplingOptions
+from clearhead.options import BeamOptions, SamplingOptions
 from clearhead.tokenization.characters import byte_tokenizer
-from tests.checkpoint.tiny import tiny_network
+from tests.checkpoint.tiny import longrope, tiny_network
 from tests.model.toys import decoder, toy, translator
 from tests.parity.harness import load_network, randomize
 from tests.toy_presets import shrink
@@ -237,6 +238,18 @@ def test_with_dynamic_scaling_a_short_prompt_beside_a_long_one_continues_as_alon
     assert continuations(prompts) == [continuations([prompt])[0] for prompt in prompts]
     with pytest.raises(ClearheadError, match="speculation would change the text"):
         decode_speculatively(network, TokenSequence(prompts[0], SamplingOptions(max_new_tokens=4)), "lookup")
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_text_that_outgrows_the_original_context_of_longrope_is_read_again(window):
+    network = tiny_network(rope=longrope(8), window=window)
+    prompts = [[5, 2], [5, 2, 9, 4], [1, 5, 2, 9, 9, 3, 7, 4], [3, 2, 2, 7, 1, 9, 8, 5, 6, 6]]
+    options = SamplingOptions(max_new_tokens=12)
+    plain = [list(decode_plainly(network, prompt, options)) for prompt in prompts]
+    for group in (slice(0, 1), slice(2, 3), slice(0, 4)):
+        assert run(network, [TokenSequence(prompt, options) for prompt in prompts[group]]) == plain[group]
+        beams = beam_search(network, prompts[group], BeamOptions(num_beams=1, max_new_tokens=12))
+        assert [found[0].tokens for found in beams] == plain[group]
 
 
 # --- stop strings and options

@@ -20,9 +20,13 @@ LAYER = SMALL | {"num_key_value_heads": 2, "layer_norm_eps": 1e-2}
 GPT = SIZES | {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 80, "n_positions": 128, "layer_norm_epsilon": 1e-2}
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# The ramp begins and ends between the first pairs of entries, so that every setting moves it.
+YARN |= {"beta_fast": 2.0, "beta_slow": 0.5, "truncate": False}
+# The frequencies decrease so slowly that each setting moves the truncated ends too; for heads of width 32.
+YARN_TRUNCATED = YARN | {"rope_theta": 2.0, "beta_fast": 2.3, "beta_slow": 2.0, "truncate": True}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "original_max_position_embeddings": 16}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LONG = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 5}
 LONG |= {"short_factor": [1.0, 1.2, 1.4, 1.6], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 HUNYUAN = {"rope_type": "dynamic", "factor": 1.0, "alpha": 10.0, "rope_theta": 100.0}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.7}
@@ -97,16 +101,17 @@ SETTINGS = {
     "olmo3": (
         RMS | WINDOW,
         {
+            "head_dim": 32,
             "rope_parameters": {
-                "full_attention": YARN,
+                "full_attention": YARN_TRUNCATED,
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
+            },
         },
     ),
     "exaone4": (RMS | WINDOW | {"head_dim": 16}, {"sliding_window": None, "layer_types": ["full_attention"] * 5}),
     "phi3": (
         RMS,
-        {"rope_parameters": LONG, "original_max_position_embeddings": 16, "partial_rotary_factor": 0.67},
+        {"rope_parameters": LONG, "original_max_position_embeddings": 5, "partial_rotary_factor": 0.67},
         {"sliding_window": 5},
     ),
     "glm": (RMS | {"head_dim": 16}, {"attention_bias": False, "partial_rotary_factor": 0.25}),
@@ -158,13 +163,15 @@ def draw_small_norms(name, parameter):
 OPTIONS = {
     "gemma": {"draw": draw_small_norms},
     "gemma2": {"draw": draw_small_norms},
-    "phi3": {"length": 30},
+    # The padded text has as many tokens as the original context of LongRoPE, the other one more.
+    "phi3-1": {"length": 6, "rows_alone": True},
 }
 
 
 def make_case(model_type, number, **settings):
     name = model_type if number == 0 else f"{model_type}-{number}"
-    return Case(name, build(model_type, **settings), **OPTIONS.get(model_type, {}))
+    options = OPTIONS.get(model_type, {}) | OPTIONS.get(name, {})
+    return Case(name, build(model_type, **settings), **options)
 
 
 CASES = {name: make_case(name, 0, **first) for name, (first, *_) in SETTINGS.items()}

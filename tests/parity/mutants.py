@@ -61,7 +61,10 @@ def mutate_part(part: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def mutate_value(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (path, changed value) for one field, according to its type."""
-    if isinstance(value, tuple):  # the layers of a stack; equal layers change together
+    if isinstance(value, tuple) and not is_dataclass(value[0]):  # the factors of LongRoPE
+        for index, number in enumerate(value):
+            yield f"{path}[{index}]", (*value[:index], number * 1.05, *value[index + 1 :])
+    elif isinstance(value, tuple):  # the layers of a stack; equal layers change together
         for index, layer in enumerate(dict.fromkeys(value)):
             for mutant_path, mutated in mutate_part(layer, f"{path}[{index}]"):
                 yield mutant_path, tuple(mutated if other == layer else other for other in value)

@@ -19,11 +19,13 @@ from clearhead.checkpoint.huggingface import load_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES
 from tests.parity.config_types import TEXT_PARTS, TYPES
+from tests.parity.decoder_cases import YARN
 from tests.parity.harness import VOCAB, randomize
 
 # Fields of any config that transformers reads, or that some class reads
 EXTRA_FIELDS: list[tuple[str, Any]] = [
     ("is_causal", False),
+    ("is_causal", None),
     ("rope_scaling", {"type": "linear", "factor": 2.0}),
     ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
     ("rope_theta", 50.0),
@@ -70,7 +72,7 @@ def changed_values(value: Any) -> list[Any]:
 
 
 def changes_of(data: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return (field, other value) for every field of a config, and the fields that any config may have."""
+    """Return (field, other value) for every field of a config, for its other names, and for fields of any config."""
     own = [(name, value) for name in data if name not in SKIPPED for value in changed_values(data[name])]
     nested = [
         (name, data[name] | {key: value})
@@ -79,7 +81,22 @@ def changes_of(data: dict[str, Any]) -> list[tuple[str, Any]]:
         for key in data[name]
         for value in changed_values(data[name][key])
     ]
-    return own + nested + EXTRA_FIELDS
+    return own + nested + second_names(data) + rotary_changes(data) + EXTRA_FIELDS
+
+
+def second_names(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return (other name that transformers has for a field, other value), beside the field itself."""
+    names = transformers.AutoConfig.for_model(data["model_type"]).attribute_map
+    return [(name, value) for name, field in names.items() for value in changed_values(data.get(field))]
+
+
+def rotary_changes(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return other rotary settings of one layer type, for models in which each type has its own."""
+    by_type = data.get("rope_parameters") or {}
+    changes = [{"rope_theta": 50.0}, {"partial_rotary_factor": 0.5}, {"rope_type": "linear", "factor": 2.0}]
+    changes += [YARN, YARN | {"truncate": True}]
+    entries = [(name, entry) for name, entry in by_type.items() if isinstance(entry, dict)]
+    return [("rope_parameters", by_type | {name: entry | change}) for name, entry in entries for change in changes]
 
 
 def toy_data(model_type: str) -> dict[str, Any]:
@@ -168,11 +185,12 @@ def silent_differences(
     return found
 
 
-@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "gpt_neox", "modernbert", "umt5", "marian"])
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "olmo3", "gpt_neox", "modernbert", "umt5", "marian"])
 def test_a_sample_of_fields_matches_transformers_or_is_refused(model_type, tmp_path):
-    """Try the first of the fields that any config may have, and one that each class reads in its own way."""
-    changes = [*EXTRA_FIELDS[:8], ("tie_word_embeddings", False)]
-    assert not silent_differences(model_type, toy_data(model_type), changes, tmp_path)
+    """Try the first of the fields that any config may have, and some that each class reads in its own way."""
+    data = toy_data(model_type)
+    changes = [*EXTRA_FIELDS[:9], ("tie_word_embeddings", False), *second_names(data), *rotary_changes(data)]
+    assert not silent_differences(model_type, data, changes, tmp_path)
 
 
 @pytest.mark.slow

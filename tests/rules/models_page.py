@@ -37,7 +37,8 @@ and of T5 with a tied head by width^-0.5 (the most likely token is the same), an
 lacks as the unknown token, also if there are bytes.
 
 Of LongRoPE (Phi-3 and Phi-4), Clearhead takes the long factors if a text has more tokens than the original context, as
-transformers does, and llama.cpp if the memory for the context has room for more.
+transformers does, and llama.cpp if the memory for the context has room for more. A text that grows beyond it is read
+again from the start, as Phi-3 is in transformers.
 
 | architecture | model_type |
 |---|---|

@@ -179,8 +179,7 @@ class Chat:
             raise
         finally:
             # The last token was chosen, but the network has not read it.
-            tokens = [*sequence.cached_tokens, *sequence.prompt, *sequence.tokens]
-            self.cached_tokens = tokens[: self.cache.length]
+            self.cached_tokens = sequence.text[: self.cache.length]
             self.last_generation = Generation.from_output(output, self.text_generator.network.config)
             if sequence.tokens:
                 self.messages = [*messages, {"role": "assistant", "content": output.text}]

@@ -99,6 +99,11 @@ class GroupedAttention(CheckedConfig):
         require(self.input_bias or self.key_bias, "key_bias=False needs input_bias; without it there is no bias at all")
         if isinstance(self.position, Rope):
             self.position.check_head_width(self.head_width)
+        else:
+            require(
+                not isinstance(self.head_norm, HeadNorm) or not self.head_norm.after_rotation,
+                f"{type(self.position).__name__} rotates nothing; set after_rotation of the HeadNorm to false",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

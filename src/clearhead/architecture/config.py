@@ -40,6 +40,10 @@ class Layer(CheckedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.attention_norm or self.placement in ("pre", "sandwich", "parallel_norms"),
+            f"placement {self.placement!r} has no norm that only attention reads; set attention_norm to true",
+        )
         cross = self.cross_attention
         if cross is not None:
             require(

@@ -11,6 +11,7 @@ from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.generation_rules import read_generation_ids
 from clearhead.checkpoint.labels import Labels
 from clearhead.checkpoint.placement import network_dtype
+from clearhead.errors import quote, require
 from clearhead.families import (
     GENERATION_IDS,
     Family,
@@ -21,6 +22,9 @@ from clearhead.families import (
     write_config,
 )
 from clearhead.model import Transformer
+
+# The number of heads in families that do not call it `num_attention_heads`
+_NAMES_OF_NUM_HEADS = ("n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
 
 
 def language_settings_of(settings: Settings) -> Settings:
@@ -40,11 +44,26 @@ def config_from(family: Family, settings: Settings, tensor_names: set[str] | Non
     """Return the config that config.json describes, adjusted to the stored tensors if their names are known."""
     assert family.read_config is not None
     language_settings = language_settings_of(settings)
+    _check_number_of_heads(language_settings)
     config = family.read_config(language_settings)
-    if config.decoder is not None:
-        language_settings.allow_only("is_causal", True)  # transformers reads it in every class with a causal mask
+    # transformers reads it in every class with a causal mask, and a null as false
+    is_causal = language_settings.data.get("is_causal", True)
+    require(
+        config.decoder is None or is_causal is True,
+        f"{settings.where}: 'is_causal' is {quote(is_causal)}, and only true is supported",
+    )
     config = config if tensor_names is None else family.adjust_config(config, tensor_names)
     return replace_head(family, config, settings, tensor_names)
+
+
+def _check_number_of_heads(settings: Settings) -> None:
+    """Raise ClearheadError if the number of heads has two names and two values; transformers prefers the common name.
+
+    Tensors of a wrong number of heads still fit, unlike those of other sizes.
+    """
+    for name in _NAMES_OF_NUM_HEADS:
+        if name in settings:
+            settings.allow_only("num_attention_heads", settings.data[name])
 
 
 def name_table(family: Family) -> NameTable:

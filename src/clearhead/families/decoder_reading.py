@@ -5,6 +5,7 @@ config = read_decoder(MIXTRAL, Settings(json_data, "config.json"))
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from clearhead.architecture import (
@@ -27,7 +28,7 @@ from clearhead.architecture import (
 from clearhead.errors import ClearheadError
 from clearhead.families.decoder_row import FULL, REQUIRED, WINDOWED, BranchNorm, DecoderRow, Rotary, Setting
 from clearhead.families.family import look_up_layer_type
-from clearhead.families.rope import read_rope, read_scaling, rope_parameters
+from clearhead.families.rope import read_rope, read_scaling, rope_parameters, rope_parameters_of_type
 from clearhead.families.settings import Settings
 
 
@@ -104,10 +105,12 @@ def _read_attentions(row: DecoderRow, settings: Settings, norm: BranchNorm) -> l
             f"{settings.where}: the width {width} cannot be divided among {num_heads} heads; "
             "use a number of heads that divides it"
         )
-    attention = GroupedAttention(
+    head_width = width // num_heads if head_width is None else head_width
+    attention = partial(
+        GroupedAttention,
         num_heads=num_heads,
         num_kv_heads=_read(settings, row.num_kv_heads, "integer") or num_heads,
-        head_width=width // num_heads if head_width is None else head_width,
+        head_width=head_width,
         input_bias=_read(settings, row.input_bias, "boolean"),
         output_bias=_read(settings, row.output_bias, "boolean"),
         scale=_read(settings, row.score_scale, "number"),
@@ -117,8 +120,8 @@ def _read_attentions(row: DecoderRow, settings: Settings, norm: BranchNorm) -> l
         sinks=row.sinks,
     )
     return [
-        replace(attention, position=position, pattern=pattern)
-        for position, pattern in _read_positions(row, settings, num_layers, attention.head_width)
+        attention(position=position, pattern=pattern)
+        for position, pattern in _read_positions(row, settings, num_layers, head_width)
     ]
 
 
@@ -175,12 +178,9 @@ def _read_rotary(row: DecoderRow, settings: Settings, layer_type: str, head_widt
 
 def _read_rotary_of_type(rotary: Rotary, settings: Settings, layer_type: str, context: int) -> Rope:
     """Return the rotary positions of one layer type; in older files, the settings are those of full layers."""
-    parameters = settings.object("rope_parameters").object(layer_type)
-    theta = rotary.theta
-    if layer_type == FULL:
-        scaling = settings.object("rope_scaling").data  # its `type` counts only without a `rope_type`
-        parameters = Settings({"rope_type": "default", **parameters.data, **scaling}, parameters.where)
-        theta = settings.number(rotary.theta_name, rotary.theta)
+    is_full = layer_type == FULL
+    parameters = rope_parameters_of_type(settings, layer_type, merge_scaling=is_full)
+    theta = settings.number(rotary.theta_name, rotary.theta) if is_full else rotary.theta
     parameters.allow_only("partial_rotary_factor", 1.0)
     theta = parameters.number("rope_theta", theta)
     return Rope(theta=theta, pairing=rotary.pairing, scaling=read_scaling(parameters, context))

@@ -42,7 +42,7 @@ from clearhead.families.llama_style import (
     write_attention,
     write_sizes,
 )
-from clearhead.families.rope import read_scaling, write_rope
+from clearhead.families.rope import read_scaling, rope_parameters_of_type, write_rope
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, NameTable
 
@@ -158,14 +158,10 @@ def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
 
     `rope_parameters` has an entry for each type; older files have `rope_scaling` for full layers and a base per type.
     """
-    parameters = settings.object("rope_parameters").object(layer_type)
-    if layer_type == FULL:
-        scaling = settings.object("rope_scaling")
-        # transformers reads `type` only if there is no `rope_type`, and here there always is one
-        parameters = Settings({"rope_type": "default", **parameters.data, **scaling.data}, scaling.where)
-        theta = settings.number("rope_theta", _GLOBAL_THETA)
-    else:
-        theta = settings.number("rope_local_base_freq", _LOCAL_THETA)
+    is_full = layer_type == FULL
+    parameters = rope_parameters_of_type(settings, layer_type, merge_scaling=is_full)
+    old_name, theta = ("rope_theta", _GLOBAL_THETA) if is_full else ("rope_local_base_freq", _LOCAL_THETA)
+    theta = settings.number(old_name, theta)
     return Rope(theta=parameters.number("rope_theta", theta), scaling=read_scaling(parameters, context))
 
 

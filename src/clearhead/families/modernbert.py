@@ -24,7 +24,7 @@ from clearhead.architecture import (
 from clearhead.families.encoder_style import ENCODER_LAYER, EncoderClasses, add_heads, adjust_heads, write_heads
 from clearhead.families.family import Family, Preset, look_up_layer_type, require_round_trip, require_type
 from clearhead.families.gpt_style import multi_head_attention, stack_parts
-from clearhead.families.rope import read_rope, write_rope
+from clearhead.families.rope import read_rope, rope_parameters_of_type, write_rope
 from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
 from clearhead.families.tensor_rules import Fused, NameTable, TensorRule
 
@@ -87,7 +87,7 @@ def _read_attentions(settings: Settings, width: int, context: int) -> dict[str, 
     settings.allow_only("rope_scaling")  # transformers would merge it into the entry of each layer type
     attentions = {}
     for name, (old_name, theta) in _THETAS.items():
-        nested = settings.object("rope_parameters").object(name).data
+        nested = rope_parameters_of_type(settings, name, merge_scaling=False).data
         theta = settings.number(old_name, theta)
         rope = read_rope(Settings({"rope_parameters": nested}, settings.where), context, theta)
         attentions[name] = multi_head_attention(

@@ -46,6 +46,23 @@ def rope_parameters(settings: Settings) -> Settings:
     return Settings({**rope_settings.data, **original}, rope_settings.where)
 
 
+def rope_parameters_of_type(settings: Settings, layer_type: str, *, merge_scaling: bool) -> Settings:
+    """Return the object that holds the rotary settings of one layer type, if each type has its own.
+
+    With `merge_scaling`, those of an older file's `rope_scaling` come first; its `type` counts only without a
+    `rope_type`, which there always is. transformers reads `truncate` beside the types and not in them; no release has
+    it in either place.
+    """
+    by_type = settings.object("rope_parameters")
+    parameters = by_type.object(layer_type)
+    if merge_scaling:
+        scaling = settings.object("rope_scaling").data
+        parameters = Settings({"rope_type": "default", **parameters.data, **scaling}, parameters.where)
+    for source in (by_type, parameters):
+        source.allow_only("truncate", True)
+    return parameters
+
+
 def read_scaling(parameters: Settings, context: int) -> Scaling | None:
     """Return the scaling that `rope_type` selects, or None for "default"; raise ClearheadError if it is unknown."""
     rope_type = parameters.string("rope_type", parameters.string("type", "default"))

@@ -98,6 +98,8 @@ def read_config(settings: Settings) -> ModelConfig:
     """Return the config that a config.json describes."""
     settings.allow_only("is_encoder_decoder", True)
     settings.allow_only("scale_embedding", False)
+    # to transformers, another name of the same setting, which it prefers
+    settings.allow_only("num_key_value_heads", settings.data.get("encoder_attention_heads"))
     settings.allow_only("use_weighted_layer_sum", False)  # of a class that classifies audio
     return _whisper_config(
         width=settings.integer("d_model"),

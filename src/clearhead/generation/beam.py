@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clearhead.architecture import remaining_positions
 from clearhead.cache import KeyValueCache, forward_step
-from clearhead.generation.decoding import prefill
+from clearhead.generation.decoding import prefill, read_again, rotation_limits
 from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import BeamOptions, SamplingOptions
@@ -130,7 +130,7 @@ def beam_search(
     if encoder_output is not None and encoder_output.cross_keys_values is None:
         encoder_output = network.precompute_cross_attention(encoder_output)
     cache = KeyValueCache(network.config)
-    sources = encoder_output
+    sources, read_again_after = encoder_output, rotation_limits(network.config.output_stack)
     logits = prefill(network, [list(prompt) for prompt in prompts], cache, encoder_output)
     active = searches
     source_of_row = list(range(len(prompts)))
@@ -149,8 +149,13 @@ def beam_search(
         source_of_row = [search.prompt for search in active for _ in search.running]
         if sources is not None and source_of_row != previous:
             encoder_output = sources.select(torch.tensor(source_of_row, device=logits.device))
-        newest = torch.tensor([[beam.tokens[-1]] for beam in beams], device=logits.device)
-        logits = forward_step(network, newest, cache, encoder_output=encoder_output)
+        sources_and_beams = list(zip(source_of_row, beams, strict=True))
+        if any(len(prompts[source]) + len(beam.tokens) - 1 in read_again_after for source, beam in sources_and_beams):
+            texts = [[*prompts[source], *beam.tokens] for source, beam in sources_and_beams]
+            logits = read_again(network, texts, cache, encoder_output)
+        else:
+            newest = torch.tensor([[beam.tokens[-1]] for beam in beams], device=logits.device)
+            logits = forward_step(network, newest, cache, encoder_output=encoder_output)
 
 
 def _extend_beams(searches: Sequence[Search], logits: Tensor) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Causal, Rope, Stack, remaining_positions
+from clearhead.architecture import Causal, LongRopeScaling, Rope, Stack, remaining_positions
 from clearhead.cache import KeyValueCache, forward_step
 from clearhead.generation.prompts import encode_sources, pad_left
 from clearhead.generation.sequences import TokenSequence, check_sequences
@@ -64,7 +64,10 @@ def decode_steps(
     active, cache, encoder_output = _select_sequences(sequences, wanted, cache, encoder_output)
     sampler = BatchSampler.create(network, active)
     prompts = [list(sequence.prompt) for sequence in active]
-    if encoder_output is None and cache.length == 0:
+    limits = rotation_limits(network.config.output_stack)
+    if _is_outdated(cache, active, limits):
+        logits = read_again(network, [sequence.text for sequence in active], cache, encoder_output)
+    elif encoder_output is None and cache.length == 0:
         logits, cache = _prefill_unique(network, prompts, cache)
     else:
         logits = prefill(network, prompts, cache, encoder_output)
@@ -81,7 +84,10 @@ def decode_steps(
             active, cache, encoder_output = _select_sequences(active, unfinished, cache, encoder_output)
             tokens = tokens[unfinished]
             sampler = BatchSampler.create(network, active)
-        logits = forward_step(network, tokens[:, None].to(network.device), cache, encoder_output=encoder_output)
+        if any(sequence.length - 1 in limits for sequence in active):
+            logits = read_again(network, [sequence.text for sequence in active], cache, encoder_output)
+        else:
+            logits = forward_step(network, tokens[:, None].to(network.device), cache, encoder_output=encoder_output)
 
 
 def _select_sequences(
@@ -139,6 +145,33 @@ def prefill_chunk_size(stack: Stack, length: int, attention_mask: Tensor | None)
         not isinstance(layer.attention.pattern, Causal) for layer in stack.layers
     )
     return length if not needs_mask or rotation_depends_on_length(stack) else PREFILL_CHUNK
+
+
+def rotation_limits(stack: Stack) -> set[int]:
+    """Return the lengths from which LongRoPE rotates all tokens of a text by other factors once it grows further.
+
+    The keys cached until then are of no use, and the text must be read again, as transformers does.
+    """
+    positions = [layer.attention.position for layer in stack.layers]
+    scalings = [position.scaling for position in positions if isinstance(position, Rope)]
+    return {scaling.original_context for scaling in scalings if isinstance(scaling, LongRopeScaling)}
+
+
+def _is_outdated(cache: KeyValueCache, sequences: Sequence[TokenSequence], limits: set[int]) -> bool:
+    """Return whether a cache was written below a limit that the texts now exceed, or beyond one they do not reach."""
+    return cache.length > 0 and any(
+        len(sequence.cached_tokens) <= limit < sequence.length or sequence.length <= limit < cache.peak_length
+        for sequence in sequences
+        for limit in limits
+    )
+
+
+def read_again(
+    network: Transformer, texts: Sequence[list[int]], cache: KeyValueCache, encoder_output: EncoderOutput | None = None
+) -> Tensor:
+    """Replace all of the cache by the keys and values of these texts; return the logits after their ends (B, V)."""
+    cache.truncate(0)
+    return prefill(network, texts, cache, encoder_output)
 
 
 def rotation_depends_on_length(stack: Stack) -> bool:

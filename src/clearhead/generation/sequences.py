@@ -29,6 +29,16 @@ class TokenSequence:
     finished: bool = False
 
     @property
+    def text(self) -> list[int]:
+        """All tokens, from the cached ones to the newest."""
+        return [*self.cached_tokens, *self.prompt, *self.tokens]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of the text."""
+        return len(self.cached_tokens) + len(self.prompt) + len(self.tokens)
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Return what ended the sequence.
 

@@ -100,7 +100,7 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
         case YarnScaling():
             return _yarn_frequencies(frequencies, rope.theta, rope.scaling)
         case LongRopeScaling():
-            # As with dynamic scaling, keys cached at another length are not rotated again.
+            # Keys cached up to the original context are not rotated again; generation reads such a text again.
             short, long = (
                 1 / (torch.tensor(factors, dtype=dtype, device=positions.device) * rope.theta**exponents)
                 for factors in (rope.scaling.short_factors, rope.scaling.long_factors)
