@@ -1,6 +1,7 @@
 """Model.classify and Model.rerank compared with transformers, and heads of decoders: labels, pairs, tokens, no head."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import clearhead
 from clearhead.errors import ClearheadError
+from clearhead.tokenization import byte_tokenizer
 from tests.api.sentence_folders import write_bert
 
 NAMES = {0: "sad", 1: "glad", 2: "mixed"}
@@ -169,3 +171,24 @@ def test_an_embedder_whose_config_names_the_class_with_a_head(tmp_path):
     save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ClearheadError, match=r"lacks the tensor lm_head\.weight"):
         clearhead.load(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["huggingface", "native"])
+def test_transformers_tokenizes_pairs_for_a_saved_model_as_we_do(tmp_path, format):
+    write_bert(tmp_path / "bert", transformers.BertForSequenceClassification)
+    clearhead.load(tmp_path / "bert").save(tmp_path / "saved", format=format)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved", config=transformers.BertConfig())
+    encoding = tokenizer(*PAIRS[0])
+    assert encoding["token_type_ids"] == [0] * 5 + [1] * 7
+    names = (tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token, tokenizer.unk_token)
+    assert names == ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
+    assert tokenizer.model_max_length == 24
+    assert len(tokenizer("cat " * 40, truncation=True)["input_ids"]) == 24
+
+
+def test_transformers_tokenizes_without_token_types_for_a_saved_model_without_them(tmp_path):
+    model = replace(clearhead.create("gpt2", tiny=True), tokenizer=byte_tokenizer())
+    model.save(tmp_path, format="huggingface")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert set(tokenizer("a", "b")) == {"input_ids", "attention_mask"}
+    assert tokenizer.model_max_length == model.config.context

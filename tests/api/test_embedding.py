@@ -86,6 +86,28 @@ def test_several_modes_are_concatenated_in_the_order_of_the_library(bert, folder
     assert (clearhead.load(folder).embed(TEXTS[0])[0] - expected).abs().max() <= 1e-5
 
 
+def test_a_list_of_modes_gives_their_order(bert, folder, tmp_path):
+    modes = ["weightedmean", "mean", "cls"]
+    write_modules(folder, ("Pooling", {"embedding_dimension": 32, "pooling_mode": modes, "include_prompt": True}))
+    states = token_states(bert[0], bert[1], TEXTS[0])
+    expected = torch.cat([pooled(states, mode) for mode in ("weighted_mean", "mean", "cls")])
+    model = clearhead.load(folder)
+    assert (model.embed(TEXTS[0])[0] - expected).abs().max() <= 1e-5
+    assert torch.equal(reload(model, tmp_path / "a", "huggingface").embed(TEXTS), model.embed(TEXTS))
+    write_modules(folder, ("Pooling", {"embedding_dimension": 32, "pooling_mode": ["mean", {}]}))
+    with pytest.raises(ClearheadError, match="unknown pooling mode"):
+        clearhead.load(folder)
+
+
+def test_truncate_dim_keeps_the_first_numbers_of_each_vector(bert, folder, tmp_path):
+    write_modules(folder, pooling("mean"), ("Normalize", {}), prompts={"truncate_dim": 5})
+    mean = pooled(token_states(bert[0], bert[1], TEXTS[0]), "mean")
+    model = clearhead.load(folder)
+    assert (model.embed(TEXTS[0])[0] - (mean / mean.norm())[:5]).abs().max() <= 1e-5
+    for format in ("native", "huggingface"):
+        assert torch.equal(reload(model, tmp_path / format, format).embed(TEXTS), model.embed(TEXTS))
+
+
 def test_the_short_spelling_of_the_mode(bert, folder):
     write_modules(folder, ("Pooling", {"word_embedding_dimension": 32, "pooling_mode": "lasttoken"}))
     expected = pooled(token_states(bert[0], bert[1], TEXTS[0]), "last")

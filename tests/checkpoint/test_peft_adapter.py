@@ -8,16 +8,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import clearhead
+from clearhead.catalog import check_model_files
 from clearhead.checkpoint import (
     Adapter,
     AdapterSet,
     merge_peft_adapter,
     open_model,
+    read_config,
     read_peft_adapter,
+    save_adapter,
     save_peft_adapter,
     to_peft,
 )
 from clearhead.errors import ClearheadError
+from clearhead.tokenization import byte_tokenizer
 
 RANK, ALPHA = 4, 6
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -207,3 +211,41 @@ def test_an_adapter_of_another_model_is_rejected_without_a_change(base, tmp_path
     save_file(tensors | {"base_model.model.x.bias": torch.ones(3)}, tmp_path / "adapter" / "adapter_model.safetensors")
     with pytest.raises(ClearheadError, match="which is not a part of LoRA or DoRA"):
         read_peft_adapter(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"}, {"use_qalora": True}, {"arrow_config": {"a": 1}}],
+)
+def test_kinds_of_lora_with_another_formula_are_rejected(base, tmp_path, settings):
+    write_adapter(tmp_path / "adapter", base, **settings)
+    with pytest.raises(ClearheadError, match=rf"'{next(iter(settings))}' is .*, which is not supported"):
+        read_peft_adapter(tmp_path / "adapter")
+    write_adapter(tmp_path / "gaussian", base, init_lora_weights="gaussian", use_qalora=False, arrow_config=None)
+    assert read_peft_adapter(tmp_path / "gaussian").changes
+
+
+def test_an_adapter_whose_base_is_missing_says_so(base, tmp_path):
+    write_adapter(tmp_path / "adapter", base, base_model_name_or_path="no-such-model")
+    with pytest.raises(
+        ClearheadError, match="is an adapter, whose base model cannot be loaded: unknown model 'no-such"
+    ):
+        clearhead.load(tmp_path / "adapter")
+
+
+def test_the_architecture_of_an_adapter_is_that_of_its_base(base, tmp_path):
+    write_adapter(tmp_path / "adapter", base)
+    assert read_config(tmp_path / "adapter") == read_config(base)
+    save_adapter(
+        tmp_path / "ours", Adapter(str(tmp_path / "adapter"), 1.0, {"x": (torch.ones(1, 2), torch.ones(2, 1))})
+    )
+    assert read_config(tmp_path / "ours") == read_config(base)
+    check_model_files(tmp_path / "adapter")
+    check_model_files(tmp_path / "ours")
+
+
+def test_the_tokenizer_of_an_adapter_replaces_that_of_its_base(base, tmp_path):
+    write_adapter(tmp_path / "adapter", base)
+    assert clearhead.load(tmp_path / "adapter", fast=False).tokenizer is None
+    byte_tokenizer().save(tmp_path / "adapter")
+    assert clearhead.load(tmp_path / "adapter", fast=False).encode("a") == byte_tokenizer().encode("a")

@@ -151,7 +151,8 @@ def test_the_names_known_without_torch_are_those_of_costs():
 
 def test_a_folder_that_is_no_model_is_rejected(tmp_path):
     with pytest.raises(
-        ClearheadError, match=r"must contain config\.json, clearhead\.json, model\.bin or adapter\.json"
+        ClearheadError,
+        match=r"must contain config\.json, clearhead\.json, model\.bin, adapter\.json or adapter_config\.json",
     ):
         check_model(str(tmp_path))
     (tmp_path / "notes.txt").write_text("no model")

@@ -38,7 +38,7 @@ def test_mpt_rejects_unsupported_settings(key, value):
     family = family_of_type("mpt")
     data = transformers.MptConfig().to_dict()
     data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
-    with pytest.raises(ClearheadError, match="which this family does not support"):
+    with pytest.raises(ClearheadError, match="which is not supported"):
         family.read_config(Settings(data, "config.json"))
 
 

@@ -208,5 +208,5 @@ def test_a_written_preset_reads_back(name):
 )
 def test_settings_that_are_not_supported(model_type, wrong):
     data = transformers.AutoConfig.for_model(model_type).to_dict()
-    with pytest.raises(ClearheadError, match="which this family does not support"):
+    with pytest.raises(ClearheadError, match="which is not supported"):
         family_of_type(model_type).read_config(Settings(data | wrong, "config.json"))

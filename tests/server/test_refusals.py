@@ -71,6 +71,20 @@ def test_wrong_messages_are_refused(server, messages):
     assert error["param"].startswith("messages")
 
 
+def test_a_part_of_another_kind_is_named_by_its_kind(server):
+    content = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]
+    answer = server.post(CHATS, {"messages": [{"role": "user", "content": content}]})
+    error = check_error(answer, 400)
+    assert error["message"].startswith("messages[0].content[1].type is 'image_url'; it must be 'text'")
+    assert error["param"] == "messages[0].content[1].type"
+
+
+def test_allowed_values_are_written_as_json(server):
+    for field, value, expected in [("store", True, "false"), ("modalities", ["audio"], '["text"]')]:
+        body = {"messages": [{"role": "user", "content": "x"}], field: value}
+        assert check_error(server.post(CHATS, body), 400)["message"].endswith(f"set it to {expected}")
+
+
 def test_a_bias_outside_the_vocabulary_names_key_and_size(server):
     error = check_error(server.post(COMPLETIONS, {"prompt": "Hi", "logit_bias": {"257": 1}}), 400)
     assert error["message"] == "logit_bias has the key '257'; a key is a token id from 0 to 256"

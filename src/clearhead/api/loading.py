@@ -78,12 +78,13 @@ def load(
     use_default_threads()
     dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     device = resolve_device(device, dtype)
+    given = model
     adapter = read_adapter(model) if is_adapter(model) else None
     if adapter is not None:
         if weights != "full":
             raise ClearheadError(f"an adapter can be merged only into full weights; leave out weights={weights!r}")
         model = adapter.base
-    peft = read_peft_adapter(model) if is_peft_adapter(model) else None
+    peft_folder, peft = model, read_peft_adapter(model) if is_peft_adapter(model) else None
     if peft is not None:
         if weights != "full" or not peft.base:
             change = f"leave out weights={weights!r}" if weights != "full" else "name it in base_model_name_or_path"
@@ -98,11 +99,18 @@ def load(
         folder = expand_user(model)
         network, special_ids = load_recurrent(folder, dtype, device)
         return RecurrentBaseline(network, load_folder_tokenizer(folder), None, special_ids)
-    parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
+    try:
+        parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
+    except ClearheadError as error:
+        if adapter is None and peft is None:
+            raise
+        raise ClearheadError(f"{given} is an adapter, whose base model cannot be loaded: {error}") from None
     if adapter is not None:
         merge_adapter(parts.network, adapter)
     if peft is not None:
         merge_peft_adapter(parts.network, parts.family, peft)
+        own_tokenizer = load_folder_tokenizer(expand_user(peft_folder))  # often with the chat template of the training
+        parts = replace(parts, tokenizer=own_tokenizer or parts.tokenizer)
     if adapter is not None or peft is not None:
         parts = replace(parts, folder=None)  # its weights are others now
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)

@@ -29,6 +29,7 @@ from clearhead.checkpoint import (
     save_folder,
     save_native,
     save_sentence_pooler,
+    save_tokenizer,
 )
 from clearhead.engine import Engine, EngineProvider, EngineSettings
 from clearhead.errors import ClearheadError
@@ -294,5 +295,5 @@ class Model(TextReader, SpeechReader, Interop):
                 save_native(self.network, staged, family, self.special_ids, self.labels, self.speech)
             save_sentence_pooler(self.sentence, staged)
             if self.tokenizer is not None:
-                self.tokenizer.save(staged)
+                save_tokenizer(self.tokenizer, staged, self.config)
         return folder

@@ -17,7 +17,7 @@ PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "l
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling(CheckedConfig):
-    """Hidden states to one vector; the vectors of several modes are concatenated in the order of PoolingMode.
+    """Hidden states to one vector; the vectors of several modes are concatenated in their order.
 
     cls: the first token. max, mean: of each entry over all tokens. mean_sqrt_len: the sum divided by the square root of
     the number of tokens. weighted_mean: token t has the weight t. last: the last token.
@@ -32,7 +32,6 @@ class Pooling(CheckedConfig):
         if unknown is not None:
             raise unknown_name("pooling mode", unknown, get_args(PoolingMode))
         require(len(self.modes) > 0, "pooling needs at least one mode, such as 'mean'")
-        object.__setattr__(self, "modes", tuple(mode for mode in get_args(PoolingMode) if mode in self.modes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +70,7 @@ class SentenceConfig(CheckedConfig):
     width: int | None = None  # of the hidden states
     pooling: Pooling = Pooling()
     steps: tuple[Projection | VectorNorm | Normalize, ...] = (Normalize(),)
+    dimensions: int | None = None  # only the first numbers of each vector are kept (Matryoshka embeddings)
     max_tokens: int | None = None  # longer texts are cut off
     lower_case: bool = False
     prompts: tuple[tuple[str, str], ...] = ()

@@ -16,7 +16,8 @@ from clearhead.home import expand_user
 _WHERE_MODELS_ARE_LISTED = "`clearhead list` lists models with weights, `clearhead presets` architectures without"
 _FILE_EXTENSIONS = (".gguf", ".bin")  # of models that are one file
 GGUF_START = b"GGUF"
-_MODEL_FILES = ("config.json", "clearhead.json", "model.bin", "adapter.json")  # a model folder has one of them
+# A model folder has one of them.
+_MODEL_FILES = ("config.json", "clearhead.json", "model.bin", "adapter.json", "adapter_config.json")
 
 
 def locate_model(model: str | Path, presets: Collection[str] = (), *, config_only: bool = False) -> Path | None:

@@ -49,7 +49,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
 from clearhead.checkpoint.calibration import RoundingLoss, pack_for_text
 from clearhead.checkpoint.exported import export_network, save_onnx
-from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
+from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer, save_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
 from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES, save_gguf
 from clearhead.checkpoint.huggingface import CONFIG_FILE, save_folder
@@ -114,6 +114,7 @@ __all__ = [
     "save_onnx",
     "save_peft_adapter",
     "save_sentence_pooler",
+    "save_tokenizer",
     "speech_of_tokenizer",
     "speech_tokens",
     "to_peft",

@@ -1,10 +1,13 @@
-"""Find and load the tokenizer in a model folder, whichever files it consists of.
+"""Find, load and save the tokenizer in a model folder, whichever files it consists of.
 
 tokenizer = load_folder_tokenizer(Path("SmolLM2-135M"))
 """
 
+import json
 from pathlib import Path
 
+from clearhead.architecture import LearnedPositions, ModelConfig
+from clearhead.files import read_json_object, write_text
 from clearhead.tokenization import (
     Tokenizer,
     find_marian_files,
@@ -21,6 +24,20 @@ def load_folder_tokenizer(folder: Path) -> Tokenizer | None:
     if find_marian_files(folder) is not None:
         return load_marian_tokenizer(folder)
     return load_tokenizer(folder) if has_tokenizer(folder) else None
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig) -> None:
+    """Save a tokenizer, with the inputs and the longest text of the network, so that transformers fits both."""
+    tokenizer.save(folder)
+    embedding = (config.output_stack if config.reads_audio else config.encoder or config.output_stack).token_embedding
+    facts: dict[str, object] = {}
+    if embedding.num_token_types > 1:
+        facts["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    if isinstance(embedding.positions, LearnedPositions):
+        facts["model_max_length"] = embedding.positions.num_positions
+    path = folder / "tokenizer_config.json"
+    if facts and path.is_file():
+        write_text(path, json.dumps(read_json_object(path) | facts, indent=2))
 
 
 def has_tokenizer(folder: Path) -> bool:

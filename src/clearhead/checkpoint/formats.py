@@ -13,6 +13,7 @@ from typing import Literal
 
 from clearhead.architecture import ModelConfig
 from clearhead.catalog import not_a_model
+from clearhead.checkpoint.adapter import is_adapter, read_adapter
 from clearhead.checkpoint.ctranslate2_model import is_ctranslate2, load_ctranslate2, read_ctranslate2_config
 from clearhead.checkpoint.folder_tokenizer import has_tokenizer
 from clearhead.checkpoint.gguf_model import load_gguf, read_gguf_config
@@ -21,6 +22,7 @@ from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelPa
 from clearhead.checkpoint.llama2c import is_llama2c, load_llama2c, read_llama2c_config
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import DESCRIPTION_FILE, load_native, read_native_config
+from clearhead.checkpoint.peft_adapter import is_peft_adapter, read_peft_adapter
 from clearhead.checkpoint.replacement import check_complete, restore_previous
 from clearhead.checkpoint.sentence_folder import network_folder
 from clearhead.errors import ClearheadError
@@ -76,6 +78,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def read_config(model: str | Path) -> ModelConfig:
     """Return the config of a model without reading its weights. From the hub, only its config is fetched."""
+    if is_adapter(model):
+        model = read_adapter(model).base
+    if is_peft_adapter(model):
+        model = read_peft_adapter(model).base
     path = resolve_path(model, config_only=True)
     return format_of(path).read_config(path)
 

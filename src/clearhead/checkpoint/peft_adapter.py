@@ -32,6 +32,10 @@ from clearhead.tensor_files import read_safetensors, write_safetensors
 
 _CONFIG_FILE, _TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # start of all names in the file
+# The initial values of others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) are subtracted from the weights of the base model.
+_INITIALIZATIONS_OF_ADAPTERS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+# Fields of kinds of LoRA with another formula, in PEFT 0.21.
+_OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora", "use_qalora")
 _REDUCE, _EXPAND, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 
 
@@ -90,6 +94,9 @@ def read_peft_adapter(path: str | Path) -> PeftAdapter:
         settings.allow_only(name, None, False, [], {})
     for name in ("rank_pattern", "alpha_pattern"):
         settings.allow_only(name, None, {})
+    for name in _OTHER_KINDS:
+        settings.allow_only(name, None, False)
+    settings.allow_only("init_lora_weights", *_INITIALIZATIONS_OF_ADAPTERS)
     rank, alpha = settings.integer("r", at_least=1), settings.number("lora_alpha")
     stabilized = settings.boolean("use_rslora", False)
     scale = alpha / (math.sqrt(rank) if stabilized else rank)

@@ -6,7 +6,7 @@ modules.json                        the modules in order: Transformer, Pooling, 
 1_Pooling/config.json               the pooling modes
 2_Dense/config.json, *.safetensors  a linear layer and its activation
 sentence_bert_config.json           max_seq_length, do_lower_case
-config_sentence_transformers.json   prompts
+config_sentence_transformers.json   prompts, truncate_dim
 """
 
 import json
@@ -108,6 +108,7 @@ def _read_sentence_config(folder: Path, modules: list[tuple[str, str]], width: i
         width=width,
         pooling=pooling or Pooling(),
         steps=tuple(steps),
+        dimensions=names.integer("truncate_dim", at_least=1) if "truncate_dim" in names else None,
         max_tokens=text.integer("max_seq_length", at_least=1) if "max_seq_length" in text else None,
         lower_case=text.boolean("do_lower_case", False),
         prompts=tuple((name, prompts.string(name, "")) for name in prompts.data),
@@ -134,7 +135,9 @@ def _read_text_settings(folder: Path, path: str) -> Settings:
 
 
 def _read_pooling(settings: Settings) -> Pooling:
-    if "pooling_mode" in settings:
+    if isinstance(settings.data.get("pooling_mode"), list):
+        modes = [_MODE_NAMES.get(mode, mode) for mode in map(str, settings.array("pooling_mode"))]
+    elif "pooling_mode" in settings:
         mode = settings.string("pooling_mode").lower()
         modes = [_MODE_NAMES.get(mode, mode)]
     else:
@@ -188,7 +191,7 @@ def save_sentence_pooler(pooler: SentencePooler | None, folder: Path) -> None:
         return
     config = pooler.config
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
-    modes = {name: mode in config.pooling.modes for name, mode in _MODE_SETTINGS.items()}
+    modes = _describe_modes(config.pooling.modes)
     pooling = {"word_embedding_dimension": config.width, **modes, "include_prompt": config.pooling.include_prompt}
     _write_json(folder / "1_Pooling" / "config.json", pooling)
     for number, (step, layer) in enumerate(zip(config.steps, pooler.steps, strict=True), start=2):
@@ -203,8 +206,17 @@ def save_sentence_pooler(pooler: SentencePooler | None, folder: Path) -> None:
     ]
     _write_json(folder / _TEXT_FILE, {"max_seq_length": config.max_tokens, "do_lower_case": config.lower_case})
     prompts = {"prompts": dict(config.prompts), "default_prompt_name": config.default_prompt}
-    _write_json(folder / _PROMPTS_FILE, prompts)
+    _write_json(folder / _PROMPTS_FILE, prompts | {"truncate_dim": config.dimensions})
     _write_json(folder / MODULES_FILE, entries)
+
+
+def _describe_modes(modes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the modes as flags, which every version of the library reads; those of another order as a list."""
+    flags = {name: mode in modes for name, mode in _MODE_SETTINGS.items()}
+    if tuple(mode for name, mode in _MODE_SETTINGS.items() if flags[name]) == modes:
+        return flags
+    names = {ours: name for name, ours in _MODE_NAMES.items()}
+    return {"pooling_mode": [names.get(mode, mode) for mode in modes]}
 
 
 def _describe_step(step: SentenceStep) -> tuple[str, dict[str, Any]]:

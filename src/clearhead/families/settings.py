@@ -136,4 +136,4 @@ class Settings:
         """
         value = self.data.get(name)
         if value is not None and value not in values:
-            raise ClearheadError(f"{self.where}: {name!r} is {quote(value)}, which this family does not support")
+            raise ClearheadError(f"{self.where}: {name!r} is {quote(value)}, which is not supported")

@@ -48,7 +48,7 @@ class SentencePooler(nn.Module):
         vectors = _pool_tokens(hidden_states, mask, pooling)
         for step in self.steps:
             vectors = step(vectors)
-        return vectors
+        return vectors[:, : self.config.dimensions]
 
 
 def _pool_tokens(hidden_states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:

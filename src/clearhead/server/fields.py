@@ -3,6 +3,7 @@
 asked = read_completion(body, Limits(), vocab_size=32_000); asked.prompts, asked.options
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ def _report_unknown(name: str, table: Table) -> None:
 
 
 def _refusal(name: str, table: Table) -> str:
-    allowed = [quote(value) for value in table[name].schema.get("enum", [])]
+    allowed = [json.dumps(value) for value in table[name].schema.get("enum", [])]
     instead = f"leave it out{' or set it to ' + ' or '.join(allowed) if allowed else ''}"
     return f"{name} is not supported, because {table[name].unsupported}; {instead}"
 

@@ -119,6 +119,9 @@ def _check_array(value: list[Any], schema: Schema, path: str) -> list[Any]:
 
 def _check_object(value: dict[str, Any], schema: Schema, path: str) -> dict[str, Any]:
     _check_length(value, schema, path, "Properties", "entries")
+    for name, kind in schema.get("properties", {}).items():  # first, since an object of another kind has other fields
+        if "enum" in kind and value.get(name) is not None:
+            check_value(value[name], kind, f"{path}.{name}")
     missing = next((name for name in schema.get("required", ()) if value.get(name) is None), None)
     if missing is not None:
         instead = describe(schema["properties"][missing])

@@ -41,6 +41,9 @@ class SpecialTokens:
     eos: str | None = None
     pad: str | None = None
     unknown: str | None = None
+    classification: str | None = None
+    separator: str | None = None
+    mask: str | None = None
     stops: tuple[str, ...] = ()
 
     def present(self) -> list[str]:
@@ -161,6 +164,9 @@ class LibraryTokenizer:
             "eos_token": self._special.eos,
             "pad_token": self._special.pad,
             "unk_token": self._special.unknown,
+            "cls_token": self._special.classification,
+            "sep_token": self._special.separator,
+            "mask_token": self._special.mask,
             "stop_tokens": list(self._special.stops),
             "chat_template": self.chat_template,
         }

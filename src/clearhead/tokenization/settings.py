@@ -17,7 +17,11 @@ from clearhead.tokenization.library_tokenizer import SpecialTokens
 
 TokenLookup = Callable[[int], str | None]  # the text of an id, or None
 # Role in SpecialTokens -> role in the keys of the files
-_ROLES = {"bos": "bos", "eos": "eos", "pad": "pad", "unknown": "unk"}
+_ROLES = {"bos": "bos", "eos": "eos", "pad": "pad", "unknown": "unk"} | {
+    "classification": "cls",
+    "separator": "sep",
+    "mask": "mask",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

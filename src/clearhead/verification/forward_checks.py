@@ -137,6 +137,8 @@ def transformers(case: VerificationCase) -> LogitComparison:
     ours = case.expected[0]
     if case.config.head is None and case.config.classifier is not None:
         ours = case.network(case.tokens())
+    if ours.shape == (*logits.shape, 1):  # transformers drops the last axis of ELECTRA's discriminator
+        logits = logits[..., None]
     origin = "your folder" if own_folder else "a folder saved by Clearhead"
     return LogitComparison([(ours, logits)], f"{name}, {origin}")
 
