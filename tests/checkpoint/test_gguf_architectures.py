@@ -9,6 +9,8 @@ import transformers
 from clearhead.architecture import SlidingWindow
 from clearhead.backends.modules import PackedMatrix
 from clearhead.checkpoint.formats import open_model
+from clearhead.checkpoint.gguf import open_gguf
+from clearhead.checkpoint.gguf_save import save_gguf
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from clearhead.families import GGUF_ARCHITECTURES
@@ -45,6 +47,14 @@ def test_encoders_that_llama_cpp_stores_as_bert_compute_the_same_as_one(tmp_path
     with torch.no_grad():
         assert torch.equal(loaded.network.encode(tokens).states, network.encode(tokens).states)
     _check_names(path, "bert")
+
+
+def test_a_model_is_written_as_its_own_architecture_if_others_express_it_too(tmp_path):
+    for name in (*PRESETS, *STORED_AS_BERT):
+        save_gguf(tmp_path / "model.gguf", toy_network(name), None)
+        expected = "bert" if name in STORED_AS_BERT else STORED_NAMES.get(name, name)
+        expected = {"seed_oss": "qwen2"}.get(name, expected)  # the same network
+        assert open_gguf(tmp_path / "model.gguf").metadata["general.architecture"] == expected, name
 
 
 def _check_names(path, expected_name):
