@@ -74,7 +74,7 @@ ENCODER_DECODERS = ("t5", "umt5")
 ROWS = {
     "umt5": "t5",
     "umt5encoder": "t5encoder",
-    "helium": "chatglm",
+    "helium": "ernie4_5",
 }  # name above -> architecture in our table, where it is another
 # The same in files
 STORED_NAMES = {

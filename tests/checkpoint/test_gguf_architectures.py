@@ -1,12 +1,16 @@
 """Every GGUF architecture of our table: written, read back, and compared with the gguf package and transformers."""
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
 
+from clearhead.architecture import SlidingWindow
 from clearhead.backends.modules import PackedMatrix
 from clearhead.checkpoint.formats import open_model
+from clearhead.checkpoint.gguf import open_gguf
+from clearhead.checkpoint.gguf_save import save_gguf
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from clearhead.families import GGUF_ARCHITECTURES
@@ -43,6 +47,14 @@ def test_encoders_that_llama_cpp_stores_as_bert_compute_the_same_as_one(tmp_path
     with torch.no_grad():
         assert torch.equal(loaded.network.encode(tokens).states, network.encode(tokens).states)
     _check_names(path, "bert")
+
+
+def test_a_model_is_written_as_its_own_architecture_if_others_express_it_too(tmp_path):
+    for name in (*PRESETS, *STORED_AS_BERT):
+        save_gguf(tmp_path / "model.gguf", toy_network(name), None)
+        expected = "bert" if name in STORED_AS_BERT else STORED_NAMES.get(name, name)
+        expected = {"seed_oss": "qwen2"}.get(name, expected)  # the same network
+        assert open_gguf(tmp_path / "model.gguf").metadata["general.architecture"] == expected, name
 
 
 def _check_names(path, expected_name):
@@ -87,24 +99,52 @@ def test_experts_are_kept_in_their_blocks(tmp_path, file_type):
         assert torch.equal(stored.packed.unpack(), plain.detach().flatten(0, 1))
 
 
+def _rewrite(path, architecture, keys, tensors):
+    """Write changed.gguf beside a file, with further keys and tensors."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_name("changed.gguf"), architecture)
+    for name, field in reader.fields.items():
+        if name.startswith(f"{architecture}.") and name.removeprefix(f"{architecture}.") not in keys:
+            is_array = field.types[0] == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+    for key, value in keys.items():
+        kind = gguf.GGUFValueType.get_type(value)
+        of_elements = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        writer.add_key_value(f"{architecture}.{key}", value, kind, of_elements)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.with_name("changed.gguf")
+
+
+def test_olmo3_as_the_converter_of_llama_cpp_writes_it(tmp_path):
+    """It lists which layers have a window, where we write their distance."""
+    network, path = toy_network("olmo3"), tmp_path / "model.gguf"
+    write_toy(path, network, "olmo3")
+    windowed = [isinstance(layer.attention.pattern, SlidingWindow) for layer in network.config.decoder.layers]
+    assert 0 < sum(windowed) < len(windowed)
+    changed = _rewrite(path, "olmo2", {"attention.sliding_window_pattern": windowed}, {})
+    assert open_model(changed).network.config == network.config
+
+
+def test_an_unused_table_of_early_t5_files_is_ignored(tmp_path):
+    network, path = toy_network("t5"), tmp_path / "model.gguf"
+    write_toy(path, network, "t5")
+    changed = _rewrite(path, "t5", {}, {"dec.blk.0.cross_attn_rel_b.weight": np.zeros((32, 4), np.float32)})
+    assert open_model(changed).network.config == network.config
+
+
 def test_what_a_graph_of_llama_cpp_does_not_compute_is_refused(tmp_path):
     wrong = {"granite": ("attn_logit_softcapping", 30.0), "smollm3": ("attention.sliding_window", 8)}
     for architecture, (key, value) in wrong.items():
         network, path = toy_network(architecture), tmp_path / f"{architecture}.gguf"
         write_toy(path, network, architecture)
-        reader = gguf.GGUFReader(path)
-        writer = gguf.GGUFWriter(tmp_path / "changed.gguf", architecture)
-        for name, field in reader.fields.items():
-            if name.startswith(architecture):
-                writer.add_key_value(name, field.contents(), field.types[0])
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{architecture}.{key}", value)
-        for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, tensor.data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _rewrite(path, architecture, {key: value}, {})
         with pytest.raises(ClearheadError, match=key.replace(".", r"\.")):
             open_model(tmp_path / "changed.gguf")
 

@@ -104,7 +104,7 @@ attention, a cache and a decode step of its own for one model type.
 WRITTEN_AS = {
     "camembert": "bert",
     "distilbert": "bert",
-    "helium": "chatglm",
+    "helium": "ernie4_5",
     "ministral": "phi3",
     "mistral": "llama",
     "mt5": "t5",

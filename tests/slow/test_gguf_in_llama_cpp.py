@@ -12,15 +12,21 @@ increases the perplexity: by the divergence from the exact predictions, if the t
 noise of both programs is therefore measured in the same run, against the exact predictions (dequantized weights in
 float32):
 
-- our divergence is no larger than llama.cpp's; in K formats it is smaller, because our groups are;
+- our divergence is as large as llama.cpp's, and in K formats by a third smaller, because our groups are smaller;
 - we choose the exact prediction's token as often as llama.cpp does, up to three standard errors of the difference;
-- the perplexities are equal to 0.5 %, after the difference of the two divergences is taken away. Before, those of q6_k
-  were -0.42, -0.47 and -0.55 % in three runs, of which llama.cpp's own rounding explains the larger part: exact and
-  -0.11 % ± 0.16 % (ours), exact and -0.66 % ± 0.19 % (llama.cpp, with keys and values in float16 or in float32).
+- the perplexities are equal to 0.5 %, after the difference of the two divergences is taken away.
+
+Found on 3,066 tokens (the start of architecture.md, 2026-11-19; standard errors 0.16 to 0.23 %):
+
+- ours and exact: -0.41 % (q8_0), -0.11 % (q6_k), -0.32 % (q5_k_m), -0.49 % (q4_k_m); the divergences 0.33 to 0.35 %;
+- llama.cpp and exact: -0.54, -0.66 (with keys and values in float16 or in float32), -0.57 and -0.76 %; the divergences
+  0.33 % (q8_0) and 0.49 to 0.51 %;
+- ours and llama.cpp: -0.13, -0.55, -0.25 and -0.27 %. The difference of the divergences explains 0.16 % in K formats.
 
 An earlier version of this test compared the equal tokens of both programs with those of llama.cpp with itself (a cache
-in float32 and in float16), to within 1 %. That is less than two standard errors of this difference on 3,072 tokens (0.6
-%), so it failed in some runs.
+in float32 and in float16), to within 1 %. That is less than two of its standard errors on 3,072 tokens (0.6 %), so it
+failed in some runs. The quantizer was not the reason: from the unpacked weights, the predictions of our files diverge
+less than those of the files that llama.cpp's own quantizer makes of the same weights.
 """
 
 from dataclasses import dataclass
@@ -189,14 +195,14 @@ def test_plain_weights_give_the_predictions_of_llama_cpp(tmp_path, full_model, t
         assert best.tolist() == generated
 
 
-def dequantized_by_llama_cpp(path):
-    """Write the weights of a file as llama.cpp understands them, in float32."""
+def converted_by_llama_cpp(path, file_type):
+    """Write the weights of a file as llama.cpp understands them, in a file of this type, and return its path."""
     llama_cpp = pytest.importorskip("llama_cpp")
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
-    plain = path.with_name("plain.gguf")
-    assert llama_cpp.llama_model_quantize(str(path).encode(), str(plain).encode(), options) == 0
-    return plain
+    options.ftype, options.allow_requantize = getattr(llama_cpp, f"LLAMA_FTYPE_{file_type}"), True
+    target = path.with_name("converted.gguf")
+    assert llama_cpp.llama_model_quantize(str(path).encode(), str(target).encode(), options) == 0
+    return target
 
 
 @pytest.mark.parametrize("file_type", PACKED_TYPES)
@@ -205,7 +211,7 @@ def test_llama_cpp_computes_our_logits_with_the_numbers_of_a_packed_file(
 ):
     path = save_gguf(full_model, tmp_path / "model.gguf", file_type)
     exact = clearhead.load(path, dtype="float32", fast=False)
-    theirs = their_engines(dequantized_by_llama_cpp(path), type_k=FLOAT32, type_v=FLOAT32)
+    theirs = their_engines(converted_by_llama_cpp(path, "ALL_F32"), type_k=FLOAT32, type_v=FLOAT32)
     found = differences({"ours": our_engine(exact), "theirs": theirs}, windows_of(exact, text)[:2])["ours", "theirs"]
     print(f"{file_type}: {found}")
     assert abs(found.perplexity) < 1e-4
@@ -225,10 +231,26 @@ def test_packed_weights_give_the_predictions_of_llama_cpp(tmp_path, full_model, 
     found = differences(engines, windows_of(exact, text))
     print(file_type, *(f"{one} - {two}: {found[one, two]}" for one, two in found), sep="\n")
     ours, theirs = found["exact", "ours"], found["exact", "theirs"]
-    assert ours.divergence < 1.05 * theirs.divergence
+    assert ours.divergence < (0.8 if "_k" in file_type else 1.05) * theirs.divergence
     assert abs(found["ours", "theirs"].perplexity + theirs.divergence - ours.divergence) < 0.005
     more_often = theirs.equal.float() - ours.equal.float()
     assert float(more_often.mean()) < 3 * float(more_often.std()) / len(more_often) ** 0.5
+
+
+@pytest.mark.parametrize("file_type", ["q6_k", "q4_k_m"])
+def test_our_quantizer_changes_the_predictions_less_than_that_of_llama_cpp(tmp_path, full_model, text, file_type):
+    path = save_gguf(full_model, tmp_path / "model.gguf", file_type)
+    plain = save_gguf(full_model, tmp_path / "plain.gguf", "bf16")
+    converted = converted_by_llama_cpp(plain, "MOSTLY_" + file_type.upper())
+    models = {
+        "full": full_model,
+        "ours": clearhead.load(path, dtype="float32", fast=False),
+        "theirs": clearhead.load(converted, dtype="float32", fast=False),
+    }
+    engines = {name: our_engine(model) for name, model in models.items()}
+    found = differences(engines, windows_of(full_model, text))
+    print(file_type, *(f"full - {name}: {found['full', name]}" for name in ("ours", "theirs")), sep="\n")
+    assert found["full", "ours"].divergence < found["full", "theirs"].divergence
 
 
 @pytest.mark.parametrize("file_type", PLAIN_TYPES | PACKED_TYPES)
