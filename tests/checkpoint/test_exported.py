@@ -24,11 +24,20 @@ KINDS = (
     "bloom-560m",
     "pythia-160m",
     "deepseek-v2-lite",
+    "deepseek-v3",
     "gpt-oss-20b",
     "llama-4-scout",
     "t5-small",
 )
-KINDS += ("modernbert-base", "deberta-v3-small", "albert-base", "nomic-embed-v1.5", "bart-base", "mixtral-8x7b")
+KINDS += (
+    "deepseek-v3",
+    "modernbert-base",
+    "deberta-v3-small",
+    "albert-base",
+    "nomic-embed-v1.5",
+    "bart-base",
+    "mixtral-8x7b",
+)
 
 
 def toy(name):

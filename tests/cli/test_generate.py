@@ -1,15 +1,19 @@
 """`clearhead generate`: a chat model answers, --raw continues, the notes say which, and an empty text says why."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
-from clearhead.api import Model
+from clearhead.api import Model, create
+from clearhead.families import preset, shrink
 from clearhead.generation import Generation
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.api.test_chat import TemplateTokenizer, chat_model
 from tests.checkpoint.tiny import tiny_network
 from tests.cli.test_commands import clearhead  # noqa: F401  (a fixture)
+from tests.parity.harness import randomize
 
 ANSWERING = "note: answering with the chat template; --raw continues the text instead\n"
 CONTINUING = "note: continuing the text; without --raw, the model answers with its chat template\n"
@@ -137,3 +141,25 @@ def test_smollm2_answers(clearhead, smollm2_gguf):  # noqa: F811
     assert done.stderr == ANSWERING
     raw = clearhead("generate", smollm2_gguf, "What is the capital of France?", "--max-new-tokens", 16, "--raw")
     assert (raw.stdout, raw.stderr) == ("\n", CONTINUING + "note: the model ended at once with <|im_end|>\n")
+
+
+def test_languages_are_tokens_of_the_source_and_of_the_text(run):
+    tokenizer = byte_tokenizer(extra_tokens=("eng_Latn", "fra_Latn"))
+    config = shrink(preset("nllb-200-600m"))
+    stacks = {
+        name: replace(stack, embedding=replace(stack.embedding, vocab_size=tokenizer.vocab_size))
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+    }
+    torch.manual_seed(1)
+    model = replace(create(replace(config, **stacks)), tokenizer=tokenizer)
+    randomize(model.network)
+    languages = {"source_language": "eng_Latn", "target_language": "fra_Latn"}
+    options = ("--source-language", "eng_Latn", "--target-language", "fra_Latn", "--max-new-tokens", 6)
+    done = run(model, "Hello", *options, "--json")
+    expected = model.generate("Hello", max_new_tokens=6, **languages)
+    assert json.loads(done.stdout)["tokens"] == list(expected.tokens)
+    assert expected.tokens != model.generate("Hello", max_new_tokens=6, source_language="eng_Latn").tokens
+    assert run(model, "Hello", *options).stdout.strip() == expected.text.strip()
+    done = run(model, "Hello", "--target-language", "fr_Latn")
+    assert "unknown language 'fr_Latn'; did you mean 'fra_Latn'?" in done.stderr
+    assert "this model has no tokens for languages" in run(byte_model(), "a", "--target-language", "x").stderr

@@ -109,6 +109,13 @@ def generate(
             **_SEARCH,
         ),
     ] = None,
+    source_language: Annotated[
+        str | None,
+        typer.Option(help="Language of the prompt, such as eng_Latn, for models with language tokens (NLLB, mBART)."),
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Language to translate to, such as fra_Latn, for models with language tokens.")
+    ] = None,
     logprobs: Annotated[
         int | None,
         typer.Option(
@@ -143,7 +150,10 @@ def generate(
     if speculate is not None:
         options["speculate"] = _load_speculation(speculate, dtype, device)
     prepared = texts.prepare_prompt(loaded, text, raw, system)
-    if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
+    languages = {"source_language": source_language, "target_language": target_language}
+    options |= {name: language for name, language in languages.items() if language is not None}
+    can_stream = beams is None and n == 1 and not any(languages.values()) and not isinstance(loaded, RecurrentBaseline)
+    if can_stream and not as_json:
         generations = [texts.print_stream(prepared, loaded.stream(prepared.input, **options))]
     else:
         generations = loaded.generate_many([prepared.input], n, **options)

@@ -70,7 +70,7 @@ class RouterLayer(nn.Module):
 
 def keep_best_groups(scores: Tensor, groups: ExpertGroups) -> Tensor:
     """Set the scores (M, E) of all experts outside the best groups to -∞. A group is a run of adjacent experts."""
-    grouped = scores.view(len(scores), groups.num_groups, -1)  # (M, groups, E / groups)
+    grouped = scores.unflatten(1, (groups.num_groups, -1))  # (M, groups, E / groups)
     group_scores = grouped.topk(1 if groups.scored_by == "max" else 2, dim=-1).values.sum(dim=-1)
     best = group_scores.topk(groups.num_kept, dim=-1, sorted=False).indices
     is_excluded = torch.ones_like(group_scores, dtype=torch.bool).scatter(1, best, False)

@@ -64,7 +64,7 @@ class Fields:
         if not isinstance(value, list) or not value or any(type(token) is not int for token in value):
             raise ClearheadError(f"{name} is {quote(value)}; it must be a list of token ids")
         if len(value) > MAX_TOKENS:
-            raise ClearheadError(f"{name} has {len(value):,} tokens; the page inspects texts of up to {MAX_TOKENS:,}")
+            raise ClearheadError(f"the text has {len(value):,} tokens; the page inspects texts of up to {MAX_TOKENS:,}")
         return value
 
     def integers(self, name: str) -> list[int] | None:

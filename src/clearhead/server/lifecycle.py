@@ -182,7 +182,8 @@ class _Run:
         self._state.drain()
         if self._state.num_active:
             seconds = self._settings.shutdown_seconds
-            self._announce(f"waiting up to {seconds:g} s for {self._state.num_active} requests; Ctrl-C ends them now")
+            running = "1 request" if self._state.num_active == 1 else f"{self._state.num_active} requests"
+            self._announce(f"waiting up to {seconds:g} s for {running}; Ctrl-C ends the wait")
         if await self._wait_until_idle(self._settings.shutdown_seconds):
             return False
         if self._state.service is not None:

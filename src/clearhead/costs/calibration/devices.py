@@ -98,7 +98,8 @@ def find_device(name: str) -> Device:
         raise unknown_name("device", name, [*published, "cpu", "cuda"])
     calibration = load_calibration(name)
     if calibration is None:
-        raise ClearheadError(f"this machine's {name} has not been measured; run: clearhead calibrate --device {name}")
+        part = {"cpu": "CPU", "cuda": "GPU"}[name]
+        raise ClearheadError(f"this machine's {part} has not been measured; run: clearhead calibrate --device {name}")
     peaks = {dtype: max(rate.per_second for rate in rates) for dtype, rates in calibration.products.items()}
     return Device(
         name=name,

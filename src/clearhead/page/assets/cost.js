@@ -42,7 +42,7 @@ function timeTable(data, measured, fresh) {
   const rows = [["reading the prompt", data.prefill, measured.first]];
   if (data.decode) rows.push([`writing ${fresh} tokens`, data.decode, measured.rate ? fresh / measured.rate : null]);
   const line = ([name, part, seconds]) => {
-    const share = seconds && part.seconds_at_least ? `${((100 * part.seconds_at_least) / seconds).toFixed(0)} %` : "–";
+    const share = seconds && part.seconds_at_least ? `${((100 * part.seconds_at_least) / seconds).toFixed(0)}%` : "–";
     return h("tr", {}, h("td", {}, name), h("td", {}, duration(part.seconds_at_least)), h("td", {}, duration(part.seconds_predicted)), h("td", {}, duration(seconds)), h("td", {}, share));
   };
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Times" }, h("table", {}, h("thead", {}, h("tr", {}, ...["phase", "at least", "predicted", "measured", "share of the limit"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, ...rows.map(line))));
@@ -54,7 +54,7 @@ function operations(phase, part) {
   const hasLimits = part.operations.some((one) => one.limited_by); // known after a calibration
   const rows = part.operations.map((one) => {
     const share = one.flops / (part.flops || 1);
-    const cell = h("td", {}, `${(100 * share).toFixed(1)} %`);
+    const cell = h("td", {}, `${(100 * share).toFixed(1)}%`);
     paint(cell, ramp(0.08 + 0.8 * share));
     const limit = hasLimits ? h("td", {}, one.limited_by ?? "–") : null;
     return h("tr", {}, h("td", {}, operationName(one)), cell, h("td", {}, amount(one.flops, "FLOP")), h("td", {}, amount(one.bytes, "B")), limit, h("td", { class: "left mono" }, one.formula));

@@ -58,13 +58,13 @@ function record(metrics) {
 function drawFacts(facts, metrics) {
   const now = history.at(-1);
   const mean = (name) => (metrics[`${name}_seconds_count`] ? `${((1000 * metrics[`${name}_seconds_sum`]) / metrics[`${name}_seconds_count`]).toFixed(0)} ms` : "–");
-  const shared = metrics.prefix_cache_queries_total ? `${((100 * (metrics.prefix_cache_hits_total ?? 0)) / metrics.prefix_cache_queries_total).toFixed(0)} %` : "–";
+  const shared = metrics.prefix_cache_queries_total ? `${((100 * (metrics.prefix_cache_hits_total ?? 0)) / metrics.prefix_cache_queries_total).toFixed(0)}%` : "–";
   const rows = [
     ["Running", String(metrics.num_requests_running ?? 0), "texts in every step"],
     ["Waiting", String(metrics.num_requests_waiting ?? 0), "for a place"],
     ["Writing", `${now.written.toFixed(0)} tok/s`, `${amount(metrics.generation_tokens_total ?? 0)} so far`],
     ["Reading", `${now.read.toFixed(0)} tok/s`, `${amount(metrics.prompt_tokens_total ?? 0)} so far`],
-    ["From the prefix cache", shared, "of all prompt tokens"],
+    ["Prefix cache", shared, "of all prompt tokens"],
     ["First token", mean("time_to_first_token"), "mean"],
     ["Between tokens", mean("inter_token_latency"), "mean"],
   ];
@@ -77,7 +77,7 @@ function drawPages(pages, metrics) {
   const kind = (place) => (place < used ? "used" : place < used + cached ? "cached" : "free");
   if (pages.children.length !== PAGES) pages.replaceChildren(...Array.from({ length: PAGES }, () => h("span", {})));
   [...pages.children].forEach((square, place) => (square.className = kind(place)));
-  pages.setAttribute("aria-label", `${(100 * (metrics.kv_cache_usage_ratio ?? 0)).toFixed(1)} % of the pages in use, ${(100 * (metrics.kv_cache_cached_ratio ?? 0)).toFixed(1)} % cached`);
+  pages.setAttribute("aria-label", `${(100 * (metrics.kv_cache_usage_ratio ?? 0)).toFixed(1)}% of the pages in use, ${(100 * (metrics.kv_cache_cached_ratio ?? 0)).toFixed(1)}% cached`);
 }
 
 function drawCharts(charts) {

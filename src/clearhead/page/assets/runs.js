@@ -74,8 +74,8 @@ class RunsPage {
   drawList() {
     const items = this.runs.map((run) => {
       const seconds = Date.now() / 1000 - run.changed;
-      const age = seconds < 30 ? "live" : seconds < 3600 ? `${Math.round(seconds / 60)} min ago` : new Date(run.changed * 1000).toLocaleDateString();
-      const loss = run.last.validation_loss ?? run.last.loss;
+      const age = seconds < 30 && run.last.seconds_left !== 0 ? "live" : seconds < 60 ? "just now" : seconds < 3600 ? `${Math.round(seconds / 60)} min ago` : new Date(run.changed * 1000).toLocaleDateString();
+      const loss = run.last.loss ?? run.last.validation_loss;
       return h("li", {}, h("button", { type: "button", "aria-pressed": String(run.name === this.name), onclick: () => this.choose(run.name) }, h("strong", {}, run.name), h("span", { class: "small" }, ` step ${run.last.step ?? 0}${loss === undefined ? "" : `, loss ${loss.toFixed(3)}`} · ${age}`)));
     });
     this.list.replaceChildren(...items);
@@ -85,7 +85,7 @@ class RunsPage {
     this.title.textContent = this.name;
     const last = Object.assign({}, ...this.rows);
     const shown = Object.entries(last).filter(([name]) => ["step", "loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "seconds_left"].includes(name));
-    this.facts.replaceChildren(...shown.map(([name, value]) => h("div", { class: "fact" }, h("span", { class: "small muted" }, name.replaceAll("_", " ")), h("strong", {}, name === "step" || value >= 1000 ? amount(value) : String(Number(value.toPrecision(4)))))));
+    this.facts.replaceChildren(...shown.map(([name, value]) => h("div", { class: "fact" }, h("span", { class: "small muted" }, name.replaceAll("_", " ")), h("strong", {}, name === "step" || value >= 1000 ? amount(value) : value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(2) : String(Number(value.toPrecision(4)))))));
     const charts = CHARTS.map(([title, names]) => [title, names.map((name) => ({ name: name.replaceAll("_", " "), points: this.rows.filter((row) => name in row).map((row) => [row.step, row[name]]) })).filter((one) => one.points.length)]);
     this.charts.replaceChildren(...charts.filter(([, series]) => series.length).map(([title, series]) => lineChart(series, { title, xLabel: "step", width: columnWidth(this.charts) })));
   }
