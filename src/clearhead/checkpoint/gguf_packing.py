@@ -29,7 +29,7 @@ from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks,
 from clearhead.checkpoint.gguf_blocks import BlockType
 from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, LevelParts
 
-_VALUES_PER_CHUNK = 1 << 22  # that are converted at a time, which bounds the temporary memory
+_VALUES_PER_CHUNK = 1 << 20  # that are converted at a time, which bounds the temporary memory
 _GROUP_SIZE = 32
 
 

@@ -7,48 +7,37 @@
 #pragma once
 #include "few_rows.h"
 
-// Return the value with which the integer products of a half group begin.
-inline Words initial_sum(const BandScales& band, int64_t half, int zero) {
-  return broadcast(uint32_t(-zero * band.half_sums[half]));
-}
-
 // Add the two halves of a group, each of which is multiplied by an integer.
 [[gnu::always_inline]] inline Words join_halves(Words first, Words second, const int32_t* factors) {
   return first * *(const Words*)factors + second * *(const Words*)(factors + PANEL);
 }
 
-// Add group g of row r, at place r * num_groups + g, whose halves have these integer products, to the sums of 16 outputs.
+// Add group g of row r, at place r * num_groups + g, whose halves have these integer products, to the sums of the 16
+// outputs from `column` on.
+template <bool has_offsets>
 [[gnu::always_inline]] inline Vector add_halves(Vector sum, Words first, Words second, const BandScales& band,
-                                                int64_t place, const PanelScales& panel, int64_t g) {
-  const Words dots = join_halves(first, second, panel.half_scales + 2 * g * PANEL);
-  sum = add_group(sum, dots, band, place, panel.scales + g * PANEL, nullptr);
-  if (!panel.offsets) return sum;
+                                                int64_t place, const PanelScales& panel, int64_t g, int column) {
+  const Words dots = join_halves(first, second, panel.half_scales + 2 * g * PANEL + column);
+  sum = add_group(sum, dots, band, place, panel.scales + g * PANEL + column, nullptr);
+  if (!has_offsets) return sum;
   const Words x_sums = join_halves(broadcast(uint32_t(band.half_sums[2 * place])),
                                    broadcast(uint32_t(band.half_sums[2 * place + 1])),
-                                   panel.half_offsets + 2 * g * PANEL);
-  return add_group(sum, x_sums, band, place, panel.offsets + g * PANEL, nullptr);
-}
-
-// Return the scales of the second 16 rows of a panel.
-inline PanelScales second_rows(const PanelScales& panel) {
-  return {panel.scales + 16, panel.offsets ? panel.offsets + 16 : nullptr, panel.half_scales + 16,
-          panel.half_offsets ? panel.half_offsets + 16 : nullptr};
+                                   panel.half_offsets + 2 * g * PANEL + column);
+  return add_group(sum, x_sums, band, place, panel.offsets + g * PANEL + column, nullptr);
 }
 
 // y (rows, PANEL) = x times a panel of integers with half groups; compare multiply_packed_panel.
-template <int rows>
+template <int rows, bool has_offsets>
 inline void multiply_half_panel(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w,
                                 const PanelScales& panel, const Matrix& matrix, Prefetcher prefetcher) {
   const int64_t num_groups = matrix.num_groups;
-  const int zero = zero_point(matrix);
-  const PanelScales sides[2] = {panel, second_rows(panel)};
   Vector sums[rows][2] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     for (int side = 0; side < 2; side++) {
       Words dots[rows][2];
       for (int r = 0; r < rows; r++)
         for (int half = 0; half < 2; half++)
-          dots[r][half] = initial_sum(band, 2 * (r * num_groups + g) + half, zero);
+          dots[r][half] = broadcast(uint32_t(band.initial_sums[2 * (r * num_groups + g) + half]));
       CLEARHEAD_UNROLL
       for (int j = 0; j < 8; j++) {
         const Words word = *(const Words*)(w + (g * 8 + j) * PANEL + side * 16);
@@ -59,7 +48,7 @@ inline void multiply_half_panel(float* y, const uint32_t* x, const BandScales& b
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++)
         sums[r][side] =
-            add_halves(sums[r][side], dots[r][0], dots[r][1], band, r * num_groups + g, sides[side], g);
+            add_halves<has_offsets>(sums[r][side], dots[r][0], dots[r][1], band, r * num_groups + g, panel, g, 16 * side);
     }
     prefetcher.step();
   }
@@ -86,7 +75,6 @@ inline void multiply_blocks_by_one(float* y, const InputRows& x, const char* w, 
   const __m512i two_bits = _mm512_set1_epi8(3), upper_two_bits = _mm512_set1_epi8(0x30);
   const int64_t bytes = row_bytes(m), high_stride = high_bytes(m), G = m.num_groups;
   const BandScales band = band_scales(x, m);
-  const int zero_of_w = zero_point(m);
   const uint32_t* xs = x.words.data();
   Vector sums = {};
   constexpr int64_t high_lines = kind == INT6 ? 8 : kind == INT5 ? 4 : 0;
@@ -129,8 +117,9 @@ inline void multiply_blocks_by_one(float* y, const InputRows& x, const char* w, 
         sums = add_group(sums, groups[k - g] + broadcast(uint32_t(band.initial_sums[k])), band, k,
                          panel.scales + k * PANEL, panel.offsets ? panel.offsets + k * PANEL : nullptr);
       else
-        sums = add_halves(sums, groups[k - g] + initial_sum(band, 2 * k, zero_of_w),
-                          second_groups[k - g] + initial_sum(band, 2 * k + 1, zero_of_w), band, k, panel, k);
+        sums = (panel.offsets ? add_halves<true> : add_halves<false>)(
+            sums, groups[k - g] + broadcast(uint32_t(band.initial_sums[2 * k])),
+            second_groups[k - g] + broadcast(uint32_t(band.initial_sums[2 * k + 1])), band, k, panel, k, 0);
   }
   std::memcpy(y, &sums, sizeof(sums));
 }

@@ -103,17 +103,17 @@ inline int64_t words_per_row(const Matrix& w) {
 // Rows of x in the format of W.
 struct InputRows {
   std::vector<uint32_t> words;        // (M, words_per_row)
-  std::vector<int32_t> initial_sums;  // (M, K/32): -zero point * sum of quants
+  std::vector<int32_t> initial_sums;  // (M, K/32), of half groups (M, 2 K/32): -zero point * sum of quants
   std::vector<int32_t> half_sums;     // (M, 2 K/32): the sums of the quants of half groups, if W has halves
   std::vector<float> scales, sums;    // (M, K/32)
 
   // Allocate M rows of up to `longest` words.
   void reserve(int64_t M, int64_t longest) {
     words.resize(std::max<size_t>(words.size(), M * longest));
-    initial_sums.resize(std::max<size_t>(initial_sums.size(), M * (longest / 8 + 1)));
-    half_sums.resize(2 * initial_sums.size());
-    scales.resize(initial_sums.size());
-    sums.resize(initial_sums.size());
+    scales.resize(std::max<size_t>(scales.size(), M * (longest / 8 + 1)));
+    sums.resize(scales.size());
+    initial_sums.resize(2 * scales.size());
+    half_sums.resize(2 * scales.size());
   }
 
   typedef uint16_t HalfWord __attribute__((may_alias));
@@ -132,13 +132,16 @@ struct InputRows {
     for (int64_t g = 0; g < w.num_groups; g++) {
       const int64_t group = m * w.num_groups + g;
       const auto [scale, sum] = quantize_group((int8_t*)(to + g * 8), &values[g * 32]);
-      initial_sums[group] = -zero_point(w) * sum;
       scales[group] = scale;
       sums[group] = scale * sum;
       if (has_halves(w)) {
         int first = 0;
         for (int j = 0; j < 16; j++) first += ((const int8_t*)(to + g * 8))[j];
         half_sums[2 * group] = first, half_sums[2 * group + 1] = sum - first;
+        for (int64_t half = 2 * group; half < 2 * group + 2; half++)
+          initial_sums[half] = -zero_point(w) * half_sums[half];
+      } else {
+        initial_sums[group] = -zero_point(w) * sum;
       }
     }
   }

@@ -71,7 +71,9 @@ void multiply_panel(float* y, const InputRows& x, int64_t m, int64_t count, cons
   else if (w.kind == BFLOAT16)
     multiply_word_panel<rows, BfloatPairs>(y, xs, stride, words, (w.K + 1) / 2, prefetcher);
   else
-    (has_halves(w) ? multiply_half_panel<rows> : multiply_packed_panel<rows>)(
+    (!has_halves(w) ? multiply_packed_panel<rows>
+     : w.offsets    ? multiply_half_panel<rows, true>
+                    : multiply_half_panel<rows, false>)(
         y, xs, band_scales(x, w, m), words, panel.scales_from(w, 0), w, prefetcher);
 }
 

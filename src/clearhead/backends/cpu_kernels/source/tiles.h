@@ -166,7 +166,7 @@ struct PanelScales {
 };
 
 struct BandScales {
-  const int32_t* initial_sums;  // (rows, K/32): the value with which the sum of a group begins
+  const int32_t* initial_sums;  // (rows, K/32 or 2 K/32): the value with which the sum of a group or half group begins
   const float *scales, *sums;   // (rows, K/32): the sums of x are needed for offsets
   const int32_t* half_sums;     // (rows, 2 K/32)
 };
@@ -174,7 +174,8 @@ struct BandScales {
 // Return the scales of rows of x from row m on, in the format of W.
 inline BandScales band_scales(const InputRows& x, const Matrix& w, int64_t m = 0) {
   const int64_t place = m * w.num_groups;
-  return {&x.initial_sums[place], &x.scales[place], &x.sums[place], &x.half_sums[2 * place]};
+  return {&x.initial_sums[has_halves(w) ? 2 * place : place], &x.scales[place], &x.sums[place],
+          &x.half_sums[2 * place]};
 }
 
 // Add group g of row r, whose integer products are `dots`, to the sums of 16 outputs.
