@@ -1,6 +1,7 @@
 """Triton functions for packed weights: the scales of groups of 32 quants, and integer products with them.
 
-    words, scale, late_scale, offset, late_offset = load_groups(quants, ...)      total = dot_groups(words, ...)
+    load_groups(quants, ...)      the words of some groups, and the scales and offsets of both halves
+    dot_groups(words, ...)        their products with x
 
 The format of a weight (packed/formats.py) is given by constants:
 
