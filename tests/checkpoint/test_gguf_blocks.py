@@ -12,22 +12,14 @@ import torch
 from clearhead.checkpoint import gguf_blocks, gguf_codebooks
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType, dequantize
 from clearhead.errors import ClearheadError
+from tests.checkpoint.random_blocks import HALVES, random_blocks
 
 TYPE_IDS = {block_type.name: type_id for type_id, block_type in BLOCK_TYPES.items()}
 QUANTISED = [name for name in TYPE_IDS if not isinstance(BLOCK_TYPES[TYPE_IDS[name]].layout, torch.dtype)]
-HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q1_0": [0]}
-HALVES |= {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
-HALVES |= {name: [0] for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ4_NL", "IQ4_XS")}
-HALVES |= {"IQ1_M": [54], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [-1], "NVFP4": []}
 
 
 def block_type(name: str) -> BlockType:
     return BLOCK_TYPES[TYPE_IDS[name]]
-
-
-def random_blocks(name: str, num_blocks: int, seed: int = 0) -> np.ndarray:
-    shape = num_blocks, block_type(name).bytes_per_block
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def finite_blocks(name: str, num_blocks: int, seed: int = 0) -> np.ndarray:
@@ -101,7 +93,7 @@ def test_the_error_of_weights_quantized_by_the_gguf_package(name: str, largest_e
 def test_values_are_quants_times_scales_plus_offsets(name: str) -> None:
     kind, blocks = block_type(name), finite_blocks(name, 20)
     assert not isinstance(kind.layout, torch.dtype)
-    quants, scales, offsets = kind.layout(blocks)
+    quants, scales, offsets = kind.split(blocks)
     assert quants.dtype == np.int8
     assert quants.shape[:2] == (20, scales.shape[1])
     values = quants * scales if offsets is None else quants * scales + offsets

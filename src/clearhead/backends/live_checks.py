@@ -70,9 +70,9 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
     if backend != "cpu" and not _has_original_modules(network, backend):
         return "modules were replaced or have hooks"
     if backend != "cpu" and any(
-        isinstance(part, PackedMatrix) and part.high_bits is not None for part in network.modules()
+        isinstance(part, PackedMatrix) and part.packed.needs_widening for part in network.modules()
     ):
-        return "packed weights of 5 or 6 bits are not supported as a file stores them; load the model onto the GPU"
+        return "some packed weights have a format of the CPU kernels; load the model onto the GPU"
     return None
 
 

@@ -94,7 +94,7 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
     packed = [module for module in modules if isinstance(module, PackedLinear)]
     if len(packed) == len(modules) and len({module.packed.format for module in packed}) == 1:
         return _merge_packed_weights(packed)
-    if len(packed) == len(modules) and any(module.packed.is_wide for module in packed):  # loaded for a GPU
+    if len(packed) == len(modules):
         wide = widen_all([module.packed for module in packed])
         if wide is not None and len({weight.format for weight in wide}) == 1:
             for module, weight in zip(packed, wide, strict=True):

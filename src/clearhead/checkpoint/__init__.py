@@ -31,6 +31,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     gguf_blocks        their quantized block formats
     gguf_codebooks     block formats whose quants are entries of a table
     gguf_fields        the fields of a block
+    gguf_packing       blocks in the formats of the kernels, without a change of values
     gguf_save          models to GGUF files
     gguf_parts         tensors that they hold in parts or as metadata
     gguf_rotary        rotary scalings that they hold as tensors

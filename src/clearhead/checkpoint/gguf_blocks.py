@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.checkpoint import gguf_codebooks as codebooks
-from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, bit_planes, halves, one_group
+from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, LevelParts, bit_planes, halves, one_group
 
 VALUES_PER_CHUNK = 2**18
 """Values that `dequantize` processes at a time, so that its temporary arrays stay in the processor's cache."""
@@ -36,12 +36,18 @@ class BlockType:
     name: str
     values_per_block: int
     bytes_per_block: int
-    layout: torch.dtype | Callable[[Bytes], BlockParts]
+    layout: torch.dtype | Callable[[Bytes], BlockParts | LevelParts]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that `dequantize` returns."""
         return self.layout if isinstance(self.layout, torch.dtype) else torch.float32
+
+    def split(self, blocks: Bytes) -> BlockParts:
+        """Return the parts of blocks, with one scale and one offset for each group."""
+        assert not isinstance(self.layout, torch.dtype), "plain numbers have no parts"
+        parts = self.layout(blocks)
+        return parts.multiplied() if isinstance(parts, LevelParts) else parts
 
 
 def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
@@ -57,7 +63,7 @@ def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
     num_blocks = VALUES_PER_CHUNK // block_type.values_per_block
     with np.errstate(all="ignore"):  # a damaged file may contain any scale; loaders check the values
         for start in range(0, len(blocks), num_blocks):
-            quants, scales, offsets = block_type.layout(blocks[start : start + num_blocks])
+            quants, scales, offsets = block_type.split(blocks[start : start + num_blocks])
             groups = values[start : start + num_blocks].reshape(quants.shape)
             np.multiply(quants, scales, out=groups)
             if offsets is not None:
@@ -112,21 +118,18 @@ def _split_q8_0(blocks: Bytes) -> BlockParts:
     return BlockParts(one_group(blocks[:, 2:34].view(np.int8)), halves(blocks, 0), None)
 
 
-def _split_q2_k(blocks: Bytes) -> BlockParts:
+def _split_q2_k(blocks: Bytes) -> LevelParts:
     """16 groups of 16 values of 2 bits: scale * s * q - minimum * m.
 
     0            16                                 80      82        84
     | s[j], m[j] | q[n], q[n+32], q[n+64], q[n+96]  | scale | minimum |     n: 0-31, then 128-159
     """
     group_scales, group_minimums = bit_planes(blocks[:, :16], 4).swapaxes(0, 1)
-    return BlockParts(
-        _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16),
-        halves(blocks, 80) * group_scales[..., None],
-        -(halves(blocks, 82) * group_minimums[..., None]),
-    )
+    quants = _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16)
+    return LevelParts(quants, halves(blocks, 80), group_scales, -halves(blocks, 82), group_minimums)
 
 
-def _split_q3_k(blocks: Bytes) -> BlockParts:
+def _split_q3_k(blocks: Bytes) -> LevelParts:
     """16 groups of 16 values of 3 bits around zero: scale * (s - 32) * (q - 4).
 
     0                                       32                   96                     108     110
@@ -139,25 +142,21 @@ def _split_q3_k(blocks: Bytes) -> BlockParts:
     high_bits = bit_planes(blocks[:, 104:108], 2).reshape(-1, 16)
     group_scales = (low_bits | (high_bits << 4)) - 32
     quants = _two_bit_quants(blocks[:, 32:96]) | (bit_planes(blocks[:, :32], 1).reshape(-1, 256) << 2)
-    return BlockParts(quants.reshape(-1, 16, 16) - 4, halves(blocks, 108) * group_scales[..., None], None)
+    return LevelParts(quants.reshape(-1, 16, 16) - 4, halves(blocks, 108), group_scales)
 
 
-def _split_q4_k(blocks: Bytes) -> BlockParts:
+def _split_q4_k(blocks: Bytes) -> LevelParts:
     """8 groups of 32 values of 4 bits: scale * s * q - minimum * m.
 
     0       2         4                         16               144
     | scale | minimum | s, m: `_six_bit_pairs`  | q[n], q[n+32]  |     n: 0-31, 64-95, 128-159, 192-223
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
-    quants = bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4)
-    return BlockParts(
-        quants.reshape(-1, 8, 32),
-        halves(blocks, 0) * group_scales[..., None],
-        -(halves(blocks, 2) * group_minimums[..., None]),
-    )
+    quants = bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
+    return LevelParts(quants, halves(blocks, 0), group_scales, -halves(blocks, 2), group_minimums)
 
 
-def _split_q5_k(blocks: Bytes) -> BlockParts:
+def _split_q5_k(blocks: Bytes) -> LevelParts:
     """8 groups of 32 values of 5 bits: scale * s * q - minimum * m.
 
     0                  16                                     48                     176
@@ -165,14 +164,11 @@ def _split_q5_k(blocks: Bytes) -> BlockParts:
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
     low_bits = bit_planes(blocks[:, 48:176].reshape(-1, 4, 32), 4)
-    return BlockParts(
-        low_bits.reshape(-1, 8, 32) | (bit_planes(blocks[:, 16:48], 1) << 4),
-        halves(blocks, 0) * group_scales[..., None],
-        -(halves(blocks, 2) * group_minimums[..., None]),
-    )
+    quants = low_bits.reshape(-1, 8, 32) | (bit_planes(blocks[:, 16:48], 1) << 4)
+    return LevelParts(quants, halves(blocks, 0), group_scales, -halves(blocks, 2), group_minimums)
 
 
-def _split_q6_k(blocks: Bytes) -> BlockParts:
+def _split_q6_k(blocks: Bytes) -> LevelParts:
     """16 groups of 16 values of 6 bits around zero: scale * s * (q - 32).
 
     0                        128                      192           208     210
@@ -181,7 +177,7 @@ def _split_q6_k(blocks: Bytes) -> BlockParts:
     low_bits = bit_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     quants = low_bits | (_two_bit_quants(blocks[:, 128:192]) << 4)
     group_scales = blocks[:, 192:208].view(np.int8)
-    return BlockParts(quants.reshape(-1, 16, 16) - 32, halves(blocks, 208) * group_scales[..., None], None)
+    return LevelParts(quants.reshape(-1, 16, 16) - 32, halves(blocks, 208), group_scales)
 
 
 def _split_q1_0(blocks: Bytes) -> BlockParts:

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, bit_planes, halves, one_group
+from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, LevelParts, bit_planes, halves, one_group
 from clearhead.errors import ClearheadError
 
 # The 16 levels of IQ4_NL and IQ4_XS are denser around zero, where most weights are.
@@ -156,7 +156,7 @@ def split_iq4_nl(blocks: Bytes) -> BlockParts:
     return BlockParts(_UNEVEN_LEVELS[one_group(bit_planes(blocks[:, 2:18], 4))], halves(blocks, 0), None)
 
 
-def split_iq4_xs(blocks: Bytes) -> BlockParts:
+def split_iq4_xs(blocks: Bytes) -> LevelParts:
     """8 groups of 32 values of 16 uneven levels: scale * (s - 32) * level.
 
     0       2                       4                          8                             136
@@ -165,7 +165,7 @@ def split_iq4_xs(blocks: Bytes) -> BlockParts:
     high = blocks[:, 2:4].view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     group_scales = (_nibble_pairs(blocks[:, 4:8]) | high.astype(np.uint8) << 4).astype(np.int8) - 32
     levels = _UNEVEN_LEVELS[bit_planes(blocks[:, 8:136].reshape(-1, 8, 16), 4)]
-    return BlockParts(levels.reshape(-1, 8, 32), halves(blocks, 0) * group_scales[..., None], None)
+    return LevelParts(levels.reshape(-1, 8, 32), halves(blocks, 0), group_scales)
 
 
 def split_mxfp4(blocks: Bytes) -> BlockParts:

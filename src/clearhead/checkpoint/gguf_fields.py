@@ -19,6 +19,23 @@ class BlockParts(NamedTuple):
     offsets: NDArray[np.float32] | None  # (num_blocks, G, 1)
 
 
+class LevelParts(NamedTuple):
+    """The parts of blocks with two levels of scales: that of the block, and integers of groups that multiply it."""
+
+    quants: NDArray[np.int8]  # (num_blocks, G, values per group)
+    block_scales: NDArray[np.float32]  # (num_blocks, 1, 1)
+    group_scales: NDArray[np.int8] | Bytes  # (num_blocks, G)
+    block_offsets: NDArray[np.float32] | None = None  # (num_blocks, 1, 1)
+    group_offsets: NDArray[np.int8] | Bytes | None = None  # (num_blocks, G)
+
+    def multiplied(self) -> BlockParts:
+        """Return the same blocks with the scale and the offset of each group."""
+        offsets = None
+        if self.block_offsets is not None and self.group_offsets is not None:
+            offsets = self.block_offsets * self.group_offsets[..., None]
+        return BlockParts(self.quants, self.block_scales * self.group_scales[..., None], offsets)
+
+
 def halves(blocks: Bytes, byte: int) -> NDArray[np.float32]:
     """Return the float16 at `byte` of every block as (num_blocks, 1, 1) float32."""
     return blocks[:, byte : byte + 2].view(np.float16).astype(np.float32)[..., None]

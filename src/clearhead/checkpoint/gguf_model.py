@@ -2,8 +2,8 @@
 
     loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
 
-The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
-use (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K) are never dequantized; on a GPU, quants of 5 and 6 bits take 8.
+The header is parsed once, for config, weights and tokenizer. With stored weights, matrices of the block types that the
+kernels can use (gguf_packing.py) are never dequantized; on a GPU, quants of 5 and 6 bits take 8.
 """
 
 import math
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig, Pooling, SentenceConfig
-from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks, widen
+from clearhead.backends import PackedWeight, widen
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
+from clearhead.checkpoint.gguf_packing import STORED_BLOCK_TYPES, pack_blocks
 from clearhead.checkpoint.gguf_parts import assembled_tensors
 from clearhead.checkpoint.gguf_rotary import with_rotary_scaling
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
@@ -69,10 +70,12 @@ def _read_stored(file: GgufFile, name: str, *, wide: bool) -> Tensor | PackedWei
     wide: for the kernels of a GPU, which need quants of 5 and 6 bits in 8.
     """
     tensor = file.tensors[name]
-    if len(tensor.shape) < 2 or tensor.block_type.name not in KEPT_BLOCK_TYPES:
+    if len(tensor.shape) < 2 or tensor.block_type.name not in STORED_BLOCK_TYPES:
         return file.read(name)
     num_rows = math.prod(tensor.shape[:-1])  # experts (E, N, K) become E · N rows
-    packed = pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
+    packed = pack_blocks(file.read_blocks(name), num_rows, tensor.block_type)
+    if packed is None:
+        return file.read(name)
     return widen(packed) if wide else packed
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.backends import PackedWeight, pack_five_bits, packed_from_tensors
+from clearhead.backends import PackedWeight, pack_quants, packed_from_tensors
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1
 _LEVELS = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
@@ -54,7 +54,7 @@ class Mxfp4Experts:
             if exponents.min() < _SMALLEST_HALF or exponents.max() > _LARGEST_HALF:
                 return None
             scales = torch.exp2(exponents.double()).half()
-            experts.append(pack_five_bits(quants.flatten(1), scales))
+            experts.append(pack_quants((quants + 16).flatten(1).view(torch.uint8), scales, None, has_fifth_bits=True))
         columns, names = experts[0].columns, experts[0].tensors
         return packed_from_tensors(
             {name: torch.cat([each.tensors[name] for each in experts]) for name in names}, columns

@@ -49,7 +49,9 @@ def main() -> None:
     added = {"GATED": False, "ACTIVATION": "", "NORM": "", "RESIDUAL": True}
     for branch, block in product((gated, added), (256, 512, 1024)):
         compile_kernel(multiply_row, VECTORS | {"weight": "*bf16"}, SETTINGS | branch | {"BLOCK_K": block})
-    for branch, bits, levels, offsets in product((gated, added), (4, 8), (1, 2), (True, False)):
+    formats_of_kernels = [(4, 1, 0), (4, 1, 1), (4, 2, 1), (4, 3, 0), (4, 3, 2)]
+    formats_of_kernels += [(8, 1, 0), (8, 1, 1), (8, 3, 0), (8, 3, 1), (8, 3, 2)]
+    for branch, (bits, levels, offsets) in product((gated, added), formats_of_kernels):
         formats = {"GROUPS": 32, "BLOCK_G": 32, "BITS": bits, "LEVELS": levels, "OFFSETS": offsets, "DP4A": True}
         compile_kernel(multiply_packed_row, VECTORS | PACKED, SETTINGS | branch | formats)
         compile_kernel(unpack_rows, VECTORS | PACKED, SETTINGS | formats)

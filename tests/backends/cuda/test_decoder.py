@@ -8,10 +8,10 @@ from clearhead.backends.live_checks import unsupported_network_reason
 from clearhead.backends.modules import PackedMatrix, pack_network
 from clearhead.backends.packed import PackedWeight, widen
 from clearhead.checkpoint.formats import open_model
-from clearhead.checkpoint.gguf_save import save_gguf
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from tests.backends.networks import GRAPH_NETWORKS, graph_network, toy_network
+from tests.checkpoint.random_blocks import save_random_blocks
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import CONTEXT, VOCAB
 
@@ -70,11 +70,20 @@ def test_a_step_gives_the_logits_of_the_network(name, bits, batch, triton):
     assert decoder.relative_error() < (1e-4 if bits is None else 0.04)
 
 
-@pytest.mark.parametrize(("file_type", "batch"), [("q4_k_m", 1), ("q5_k_m", 2), ("q6_k", 1)])
+@pytest.mark.parametrize(
+    ("types", "batch"),  # of most matrices, of the head, of values and down projections in two of three layers
+    [
+        (("Q4_K", "Q6_K", "Q6_K"), 1),
+        (("Q5_K", "Q6_K", "Q6_K"), 2),
+        (("Q6_K", "Q6_K", "Q6_K"), 1),
+        (("Q2_K", "Q6_K", "Q3_K"), 2),
+        (("IQ4_XS", "MXFP4", "Q5_K"), 1),
+    ],
+)
 @torch.no_grad()
-def test_the_blocks_of_a_gguf_file_stay_packed_also_where_their_formats_differ(tmp_path, file_type, batch, triton):
+def test_the_blocks_of_a_gguf_file_stay_packed_also_where_their_formats_differ(tmp_path, types, batch, triton):
     sizes = {"width": 256, "num_layers": 3, "num_heads": 4, "feed_forward": 512, "vocab_size": VOCAB, "context": 64}
-    save_gguf(tmp_path / "model.gguf", tiny_network(**sizes, attention_bias=True), None, file_type=file_type)
+    save_random_blocks(tmp_path / "model.gguf", tiny_network(**sizes, attention_bias=True), *types, types[0])
     options = LoadOptions(dtype=torch.float32, weights="stored", device=DEVICE)
     network = open_model(tmp_path / "model.gguf", options).network
     matrices = [part for part in network.modules() if isinstance(part, PackedMatrix)]

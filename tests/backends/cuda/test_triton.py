@@ -10,13 +10,14 @@ from clearhead.backends.cuda.launch import packed_arguments, packed_format, unpa
 from clearhead.backends.cuda.paged_launch import embed_seats
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.modules import PackedTable
-from clearhead.backends.packed import PackedWeight, pack, pack_gguf_blocks, widen, widen_all
-from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
+from clearhead.backends.packed import PackedWeight, is_consistent, pack, widen, widen_all
+from clearhead.checkpoint.gguf_packing import pack_blocks
 from clearhead.model import TokenEmbedding
 from clearhead.model.attend import Scoring, reference_attention
 from clearhead.model.masks import Mask
 from clearhead.model.norms import root_mean_square
 from clearhead.model.positions import make_rotation
+from tests.checkpoint.random_blocks import BY_NAME, weight_blocks
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from clearhead.backends.cuda import triton_attention as kernels
@@ -112,18 +113,13 @@ def test_gated_product_with_every_activation(name, function):
     )
 
 
-HALVES = {"Q4_0": [0], "Q5_0": [0], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}  # of blocks
+BLOCK_TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4")
 
 
-def packed_weight(kind, rows, columns):
-    if kind not in HALVES:
+def packed_weight(kind, rows, columns, seed=0):
+    if kind not in BLOCK_TYPES:
         return pack(randn(rows, columns), kind)
-    block_type = next(each for each in BLOCK_TYPES.values() if each.name == kind)
-    num_blocks = rows * columns // block_type.values_per_block
-    blocks = torch.randint(0, 256, (num_blocks, block_type.bytes_per_block), dtype=torch.uint8)
-    for byte in HALVES[kind]:
-        blocks[:, byte : byte + 2] = (0.001 * torch.randn(num_blocks, 1)).half().view(torch.uint8)
-    return widen(pack_gguf_blocks(blocks, rows, kind)).to(DEVICE)
+    return widen(pack_blocks(weight_blocks(kind, rows, columns, seed), rows, BY_NAME[kind])).to(DEVICE)
 
 
 def round_to_int8(x):
@@ -153,7 +149,7 @@ def test_packed_product_with_layer_norm(columns, biased, kind):
     torch.testing.assert_close(found, residual + weight.unpack() @ round_to_int8(normed), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
 @pytest.mark.parametrize("gated", [False, True])
 def test_product_with_blocks_of_every_type_that_is_kept(kind, gated):
     x, norm, weight = randn(512), randn(512), packed_weight(kind, 12, 512)
@@ -164,19 +160,31 @@ def test_product_with_blocks_of_every_type_that_is_kept(kind, gated):
     assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_weights_of_different_formats_are_multiplied_as_rows_of_one():
-    weights, x = [packed_weight(kind, 12, 512) for kind in ("Q4_K", "Q5_K", "Q6_K")], randn(512)
+@pytest.mark.parametrize(
+    ("kinds", "num_bits"),
+    [
+        (("Q4_K", "Q5_K", "Q6_K"), 8 + 1 / 2 + 1 / 4 + 1 / 8),
+        (("Q2_K", "Q3_K", "Q4_K"), 4 + 1 / 2 + 1 / 2 + 1 / 8),
+        (("Q2_K", "Q3_K", "Q5_K"), 8 + 1 / 2 + 1 / 2 + 1 / 8),
+        (("Q3_K", "IQ4_XS", "Q6_K"), 8 + 1 / 2 + 1 / 4 + 1 / 8),
+    ],
+)
+def test_weights_of_different_formats_are_multiplied_as_rows_of_one(kinds, num_bits):
+    weights, x = [packed_weight(kind, 12, 512) for kind in kinds], randn(512)
     wide = widen_all(weights)
     assert len({weight.format for weight in wide}) == 1
     for weight, same in zip(weights, wide, strict=True):
+        assert is_consistent(same)
+        assert same.num_bytes * 8 == 12 * 512 * num_bits
         assert torch.equal(same.unpack(), weight.unpack())
+        assert torch.equal(unpack(same, torch.float32), unpack(weight, torch.float32))
         torch.testing.assert_close(multiply(x, same), multiply(x, weight), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["int8", "int4", *HALVES])
+@pytest.mark.parametrize("kind", ["int8", "int4", *BLOCK_TYPES])
 def test_unpacked_weights_equal_those_of_the_formula(kind, dtype):
-    weight = packed_weight(kind, 11, 512 if kind in HALVES else 1070)  # the latter are padded to 1,088
+    weight = packed_weight(kind, 11, 512 if kind in BLOCK_TYPES else 1070)  # the latter are padded to 1,088
     found, expected = unpack(weight, dtype), weight.unpack(dtype)
     if dtype == torch.float32:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -186,10 +194,10 @@ def test_unpacked_weights_equal_those_of_the_formula(kind, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if ON_GPU else [torch.float32])
 @pytest.mark.parametrize("scale", [1.0, 3072**0.5])
-@pytest.mark.parametrize("kind", [None, "int8", "int4", *HALVES])
+@pytest.mark.parametrize("kind", [None, "int8", "int4", *BLOCK_TYPES])
 def test_embeddings_of_seats_are_bitwise_those_of_the_module(kind, scale, dtype):
     """The last row has no seat, and gets token 0 at position 0; the interpreter does not round to bfloat16."""
-    columns = 1536 if kind in HALVES else 1070  # the latter are padded to 1,088
+    columns = 1536 if kind in BLOCK_TYPES else 1070  # the latter are padded to 1,088
     table = randn(11, columns).to(dtype) if kind is None else packed_weight(kind, 11, columns)
     embedding = TokenEmbedding(Embedding(vocab_size=11, scale=scale), columns, dropout=0.0)
     embedding.tokens = nn.Embedding.from_pretrained(table) if kind is None else PackedTable(table, dtype)

@@ -30,7 +30,7 @@ _SOURCES = [
     Path(__file__).parent / "source" / name
     for name in (
         *("kernels.cpp", "latent.h", "mixture.h", "pages.h", "packed_batch.h", "prompt.h", "attention.h"),
-        *("scores.h", "heads.h", "linear.h", "activations.h", "six_bits.h", "few_rows.h", "panels.h"),
+        *("scores.h", "heads.h", "linear.h", "activations.h", "blocks.h", "few_rows.h", "panels.h"),
         *("tiles.h", "inputs.h", "vectors.h"),
     )
 ]

@@ -16,7 +16,7 @@ from clearhead.backends.packed import PackedWeight
 
 # Codes of the C++ enum WeightKind.
 WEIGHT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-_FIVE_BITS_CODE, _SIX_BITS_CODE, _PARTS_CODE = 4, 5, 6
+_FIVE_BITS_CODE, _SIX_BITS_CODE, _FOUR_BITS_OF_HALVES_CODE, _PARTS_CODE = 4, 5, 6, 7
 
 
 def describe_matrix(weight: Tensor | PackedWeight, bias: Tensor | None = None) -> MatrixStruct:
@@ -43,9 +43,8 @@ def _packed_code(weight: PackedWeight) -> int:
     """Return the code of a packed format."""
     assert not weight.is_wide, "only GPU kernels read this format"
     if weight.high_bits is None:
-        return WEIGHT_CODES[weight.quants.dtype]
-    has_signed_scales = weight.group_scales is not None and weight.group_scales.dtype == torch.int8
-    return _SIX_BITS_CODE if has_signed_scales else _FIVE_BITS_CODE
+        return _FOUR_BITS_OF_HALVES_CODE if weight.has_halves else WEIGHT_CODES[weight.quants.dtype]
+    return _SIX_BITS_CODE if weight.has_halves else _FIVE_BITS_CODE
 
 
 def _address(tensor: Tensor | None) -> int | None:

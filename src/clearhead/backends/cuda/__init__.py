@@ -21,6 +21,7 @@ decoder            GraphDecoder: one batch of sequences over a contiguous cache
 layers             a block with its part of that cache, at fixed addresses
 launch             its Triton kernels as functions of tensors
 triton_products    y = residual + activation(W norm(x)), for plain and packed weights
+triton_groups      their groups: scales, and integer products
 triton_unpacking   packed weights to plain ones, for products of many rows
 triton_embedding   the tokens of running sequences to rows of the token table
 triton_attention   attention of one new token over a contiguous cache

@@ -70,9 +70,13 @@ def packed_arguments(weight: PackedWeight) -> tuple[Tensor, ...]:
 
 def packed_format(weight: PackedWeight) -> dict[str, int]:
     """Return the options by which the kernels know the format of a packed weight."""
+    assert not weight.needs_widening, "only CPU kernels read this format"
+    per_group = 0 if weight.offsets is None else 1
+    if weight.group_offsets is not None:
+        per_group = weight.group_offsets.shape[1] // weight.num_groups
     return {
         "GROUPS": weight.num_groups, "BITS": 8 if weight.quants.dtype == torch.int8 else 4,
-        "OFFSETS": weight.offsets is not None, "LEVELS": 1 if weight.group_scales is None else 2,
+        "OFFSETS": per_group, "LEVELS": 1 if weight.group_scales is None else 3 if weight.has_halves else 2,
     }  # fmt: skip
 
 

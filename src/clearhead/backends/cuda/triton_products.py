@@ -12,6 +12,8 @@ its first weights, which no kernel writes, and only then waits.
 import triton
 import triton.language as tl
 
+from clearhead.backends.cuda.triton_groups import dot_groups, load_groups, pack_bytes
+
 
 @triton.jit
 def silu(x):
@@ -158,24 +160,21 @@ def multiply_packed_row(
 ):  # fmt: skip
     """Compute as multiply_row with a packed W: GROUPS groups of 32 per row, scale · quant + offset, in 32-bit words.
 
-    With two LEVELS, scale and offset are products of those of a block of 256 values and integers of a group, or in 8
-    bits of each half of a group (packed/wide_formats.py).
-
     x is also rounded to eight bits, with a scale per group, and the products are those of integers: converting every
     weight would take longer than loading it. A program rounds all of x once (BLOCK_G >= GROUPS) and then goes from one
     block of rows to the next, which is loaded before the previous one is finished. For several x (B, K) the grid has a
-    second axis, and each x reads W again.
+    second axis, and each x reads W again. The constants of the format: triton_groups.py.
     """
     x += tl.program_id(1) * K
     y += tl.program_id(1) * N
     residual += tl.program_id(1) * N
     group = tl.arange(0, BLOCK_G)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    words, scale, late_scale, offset = load_groups(
+    words, scale, late_scale, offset, late_offset = load_groups(
         quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
     )
     if GATED:
-        up_words, up_scale, late_up_scale, up_offset = load_groups(
+        up_words, up_scale, late_up_scale, up_offset, late_up_offset = load_groups(
             quants, scales, offsets, group_scales, group_offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS, LEVELS
         )
     if PDL:
@@ -196,19 +195,22 @@ def multiply_packed_row(
         largest = tl.maximum(largest, tl.max(tl.max(tl.abs(high), 2), 1))
     squares = tl.sum(squares)
     inverse_scale, x_scale = (127 / tl.maximum(largest, 1e-30))[:, None, None], largest / 127
-    low, high = _pack_bytes(low * inverse_scale), _pack_bytes(high * inverse_scale)
+    low, high = pack_bytes(low * inverse_scale), pack_bytes(high * inverse_scale)
     for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
         next_n = n + tl.num_programs(0) * BLOCK_N
-        next_words, next_scale, late_next_scale, next_offset = load_groups(
+        next_words, next_scale, late_next_scale, next_offset, late_next_offset = load_groups(
             quants, scales, offsets, group_scales, group_offsets, next_n, group, N, GROUPS, BITS, OFFSETS, LEVELS
         )
-        total = _dot_groups(words, scale, late_scale, offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A)
+        total = dot_groups(
+            words, scale, late_scale, offset, late_offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A
+        )
         total_up = total
         if GATED:
-            total_up = _dot_groups(
-                up_words, up_scale, late_up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A
-            )
-            up_words, up_scale, late_up_scale, up_offset = load_groups(
+            total_up = dot_groups(
+                up_words, up_scale, late_up_scale, up_offset, late_up_offset, low, high, x_scale, BITS, OFFSETS, LEVELS,
+                DP4A,
+            )  # fmt: skip
+            up_words, up_scale, late_up_scale, up_offset, late_up_offset = load_groups(
                 quants, scales, offsets, group_scales, group_offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS,
                 LEVELS,
             )  # fmt: skip
@@ -216,84 +218,5 @@ def multiply_packed_row(
             y, total, total_up, squares, bias, residual, n, N, epsilon,
             K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
         )  # fmt: skip
-        words, scale, late_scale, offset, n = next_words, next_scale, late_next_scale, next_offset, next_n
-
-
-@triton.jit
-def load_groups(
-    quants, scales, offsets, group_scales, group_offsets, n, group, N,
-    GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
-):  # fmt: skip
-    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words), scales of both halves of a group, and its offsets."""
-    place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
-    within = (n < N)[:, None] & (group < GROUPS)[None, :]
-    word = place[:, :, None] * BITS + tl.arange(0, BITS)[None, None, :]
-    words = tl.load(quants + word, within[:, :, None], 0, eviction_policy="evict_first")
-    # Only one return: Triton also compiles what follows an early one.
-    if LEVELS == 1:
-        scale = tl.load(scales + place, within, 0.0)
-        late_scale = scale
-        offset = tl.load(offsets + place, within, 0.0) if OFFSETS else scale
-    else:
-        block = n[:, None].to(tl.int64) * (GROUPS // 8) + (group // 8)[None, :]
-        block_scale = tl.load(scales + block, within, 0.0).to(tl.float32)
-        if BITS == 4:
-            scale = block_scale * tl.load(group_scales + place, within, 0).to(tl.float32)
-            late_scale = scale
-        else:
-            scale = block_scale * tl.load(group_scales + 2 * place, within, 0).to(tl.float32)
-            late_scale = block_scale * tl.load(group_scales + 2 * place + 1, within, 0).to(tl.float32)
-        offset = scale
-        if OFFSETS:
-            offset = tl.load(offsets + block, within, 0.0).to(tl.float32)
-            offset *= tl.load(group_offsets + place, within, 0).to(tl.float32)
-    return words, scale, late_scale, offset
-
-
-@triton.jit
-def _pack_bytes(values):
-    """Round values (..., 4) from -127 to 127 to bytes and pack them into words (...)."""
-    return tl.sum((tl.floor(values + 0.5).to(tl.int32) & 255) << (tl.arange(0, 4) * 8)[None, None, :], 2)
-
-
-@triton.jit
-def _dot_groups(
-    words, scale, late_scale, offset, low, high, x_scale,
-    BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr, DP4A: tl.constexpr,
-):  # fmt: skip
-    """Multiply rows of W with x, given as words `low` and `high` (BLOCK_G, BITS) and scales `x_scale` (BLOCK_G,)."""
-    if BITS == 8:
-        dots = _dot4(words, low[None, :, :], 0, DP4A)
-        sums = tl.sum(dots, 2).to(tl.float32)
-        if LEVELS == 2:
-            is_first = (tl.arange(0, 8) < 4)[None, None, :]
-            first = tl.sum(tl.where(is_first, dots, 0), 2).to(tl.float32)
-            sums = first * scale + (sums - first) * late_scale
-        else:
-            sums *= scale.to(tl.float32)
-        if OFFSETS:
-            ones = tl.full((1, 1), 0x01010101, tl.int32)
-            sums += tl.sum(_dot4(low, ones, 0, DP4A), 1).to(tl.float32)[None, :] * offset.to(tl.float32)
-        return tl.sum(sums * x_scale[None, :], 1)
-    # Byte j of a group holds its quants j and j + 16.
-    first, last = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    sums = tl.sum(_dot4(first, low[None, :, :], _dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)
-    ones = tl.full((1, 1), 0x01010101, tl.int32)
-    x_sum = tl.sum(_dot4(low, ones, _dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
-    if OFFSETS:
-        sums = sums * scale.to(tl.float32) + x_sum * offset.to(tl.float32)
-    else:
-        sums = (sums - 8 * x_sum) * scale.to(tl.float32)
-    return tl.sum(sums * x_scale[None, :], 1)
-
-
-@triton.jit
-def _dot4(a, b, c, DP4A: tl.constexpr):
-    """Return c + Σ a_i b_i over the four signed bytes of a word: one GPU instruction, which the interpreter lacks."""
-    if DP4A:
-        return tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
-        )
-    for byte in tl.static_range(4):
-        c += ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
-    return c
+        words, scale, late_scale, n = next_words, next_scale, late_next_scale, next_n
+        offset, late_offset = next_offset, late_next_offset

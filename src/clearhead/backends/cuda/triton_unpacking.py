@@ -9,7 +9,7 @@ PyTorch's operations do the same in several passes over float32 values, which ta
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_products import load_groups
+from clearhead.backends.cuda.triton_groups import load_groups
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def load_values(
     GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Return the values of these groups of rows n in float32: (rows, groups, 32)."""
-    words, scale, late_scale, offset = load_groups(
+    words, scale, late_scale, offset, late_offset = load_groups(
         quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
     )
     place = tl.arange(0, 32)[None, None, :]
@@ -46,13 +46,19 @@ def load_values(
         values = tl.reshape(tl.trans(tl.join(early, late), 0, 1, 3, 2), (words.shape[0], words.shape[1], 32))
         if not OFFSETS:
             values -= 8
-    factor = scale.to(tl.float32)[:, :, None]
-    if LEVELS == 2:
-        factor = tl.where(place < 16, factor, late_scale.to(tl.float32)[:, :, None])
-    plain = values.to(tl.float32) * factor
+    plain = values.to(tl.float32) * _of_halves(scale, late_scale, place, LEVELS == 3)
     if OFFSETS:
-        plain += offset.to(tl.float32)[:, :, None]
+        plain += _of_halves(offset, late_offset, place, OFFSETS == 2)
     return plain
+
+
+@triton.jit
+def _of_halves(first, second, place, DIFFER: tl.constexpr):
+    """Return the number of each place (1, 1, 32) in a group: (N, G, 1), or (N, G, 32) if the halves DIFFER."""
+    numbers = first.to(tl.float32)[:, :, None]
+    if DIFFER:
+        numbers = tl.where(place < 16, numbers, second.to(tl.float32)[:, :, None])
+    return numbers
 
 
 @triton.jit

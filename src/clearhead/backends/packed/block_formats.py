@@ -1,4 +1,4 @@
-"""Weights of 5 and 6 bits, and of blocks of 256 values with two levels of scales: GGUF's Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
+"""Weights of 5 and 6 bits, and of blocks of 256 values with two levels of scales, such as GGUF's Q5_0, Q4_K and Q6_K.
 
     tensors, columns = split_blocks(blocks, rows, "Q4_K"); tensors["group_scales"].shape      # (N, K / 32)
 
@@ -6,6 +6,11 @@
     Q5_1          value = scale * q + offset                scale and offset for each group of 32
     Q4_K, Q5_K    value = scale * s * q + offset * m        scale and offset of a block, s and m of a group, 0 to 63
     Q6_K          value = scale * s * (q - 32)              scale of a block, s of each half of a group, -128 to 127
+    Q3_K          value = scale * s * (q - 8)               the same in 4 bits
+    Q2_K          value = scale * s * q + offset * m        scale and offset of a block, s and m of each half of a group
+    IQ4_XS        value = scale * s * q                     scale of a block, s of a group, q in 8 bits with a sign
+
+The quants of the last three take fewer bits in a file, from which checkpoint/gguf_packing.py reads them.
 
 The low 4 bits of the quants are stored as in 4-bit formats: byte j of a group holds its values j and j + 16, which are
 its first and second half. `high_bits` holds the others in the order in which a kernel needs them, for four groups at a
@@ -41,17 +46,12 @@ def split_blocks(blocks: Tensor, rows: int, block_type: str) -> tuple[dict[str, 
     return split(blocks, block_type), columns
 
 
-def split_five_bits(quants: Tensor) -> dict[str, Tensor]:
-    """Return quants (N, groups, 32) from 0 to 31 as the tensors that hold their low 4 bits and their fifth bits."""
-    return {"quants": _join_nibbles(quants & 15), "high_bits": _arrange_bits(quants >> 4)}
-
-
 def _split_q5(blocks: Tensor, block_type: str) -> dict[str, Tensor]:
     start = 4 if block_type == "Q5_1" else 2
     tensors = {"scales": _halves(blocks, 0), "quants": blocks[..., start + 4 :].flatten(1)}
     if block_type == "Q5_1":
         tensors["offsets"] = _halves(blocks, 2)
-    return tensors | {"high_bits": _arrange_bits(_bits(blocks[..., start : start + 4]))}
+    return tensors | {"high_bits": arrange_bits(_bits(blocks[..., start : start + 4]))}
 
 
 def _split_k(blocks: Tensor, block_type: str) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def _split_k(blocks: Tensor, block_type: str) -> dict[str, Tensor]:
     }
     if block_type == "Q5_K":
         planes = blocks[..., 16:48, None] >> _SHIFTS & 1  # (N, blocks, 32, 8): bit g is that of group g
-        tensors["high_bits"] = _arrange_bits(planes.transpose(-2, -1).flatten(1, 2))
+        tensors["high_bits"] = arrange_bits(planes.transpose(-2, -1).flatten(1, 2))
     return tensors | {"quants": _regroup_nibbles(blocks[..., -128:])}
 
 
@@ -102,7 +102,7 @@ def _join_nibbles(quants: Tensor) -> Tensor:
     return (quants[..., :16] | quants[..., 16:] << 4).flatten(1)
 
 
-def _arrange_bits(bits: Tensor) -> Tensor:
+def arrange_bits(bits: Tensor) -> Tensor:
     """(N, groups, 32) of 0 or 1 -> (N, bytes): the fifth bits of four groups in 16 bytes."""
     bits = functional.pad(bits, (0, 0, 0, -bits.shape[1] % 4))
     fours = bits.unflatten(1, (-1, 4)).unflatten(-1, (2, 16)).transpose(2, 3)  # (N, ., halves, 4, 16)
@@ -118,24 +118,28 @@ def _arrange_pairs(pairs: Tensor) -> Tensor:
 
 def dequantize_blocks(weight: "PackedWeight") -> Tensor:
     """Return the values of a weight with high bits or group scales in float32."""
-    quants = (weight.quants if weight.quants.dtype == torch.int8 else unsigned_quants(weight)).float()
+    quants = weight.quants if weight.quants.dtype == torch.int8 else unsigned_quants(weight)
+    values = quants.float() - zero_point(weight)
     scales = weight.scales.float()[..., None]
-    if weight.group_scales is None:
-        assert weight.high_bits is not None
-        values = quants.unflatten(-1, (-1, _GROUP_SIZE))
-        values = (values if weight.offsets is not None else values - 16) * scales
-        values = values if weight.offsets is None else values + weight.offsets.float()[..., None]
-        return values.flatten(-2)[..., : weight.columns]
-    is_wide = weight.quants.dtype == torch.int8  # wide_formats.py: the quants are centered
-    per_block = weight.group_scales.shape[1] // weight.scales.shape[1]
-    scales = scales * weight.group_scales.unflatten(-1, (-1, per_block)).float()  # (N, blocks, groups of a block)
-    values = quants.unflatten(-1, (*scales.shape[-2:], -1))
-    if weight.offsets is None or weight.group_offsets is None:
-        return ((values if is_wide else values - 32) * scales[..., None]).flatten(-3)
-    offsets = weight.offsets.float()[..., None] * weight.group_offsets.unflatten(-1, (-1, 8)).float()
-    if is_wide:  # a scale for each half of a group
-        offsets = offsets.repeat_interleave(2, dim=-1)
-    return (values * scales[..., None] + offsets[..., None]).flatten(-3)
+    offsets = None if weight.offsets is None else weight.offsets.float()[..., None]
+    if weight.group_scales is not None:
+        # (N, blocks, groups or half groups of a block)
+        scales = scales * weight.group_scales.unflatten(-1, (scales.shape[1], -1)).float()
+        if offsets is not None and weight.group_offsets is not None:
+            offsets = offsets * weight.group_offsets.unflatten(-1, (offsets.shape[1], -1)).float()
+            # Wide formats may have scales of half groups and offsets of groups.
+            offsets = offsets.repeat_interleave(scales.shape[2] // offsets.shape[2], dim=2)
+    values = values.unflatten(-1, (*scales.shape[1:], -1)) * scales[..., None]
+    if offsets is not None:
+        values = values + offsets[..., None]
+    return values.flatten(1)[:, : weight.columns]
+
+
+def zero_point(weight: "PackedWeight") -> int:
+    """Return the stored quant that stands for zero: offsets, and quants of 8 bits, need none in the middle."""
+    if weight.offsets is not None or weight.quants.dtype == torch.int8:
+        return 0
+    return 8 if weight.high_bits is None else 32 if weight.has_halves else 16
 
 
 def unsigned_quants(weight: "PackedWeight") -> Tensor:

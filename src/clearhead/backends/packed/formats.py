@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks, split_five_bits
+from clearhead.backends.packed.block_formats import arrange_bits, dequantize_blocks, split_blocks
 from clearhead.backends.packed.fitting import fit_quickly
 from clearhead.errors import ClearheadError
 
@@ -31,7 +31,7 @@ PACKED_PARTS = ("quants", "scales", "offsets", "high_bits", "group_scales", "gro
 """The tensors of a `PackedWeight`; all but the first two may be None."""
 
 KEPT_BLOCK_TYPES = (*NATIVE_BLOCK_TYPES, "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""GGUF block types that `PackedWeight` stores without rounding; for GPU kernels, `widen` stores 5 and 6 bits in 8."""
+"""GGUF block types whose fields `pack_gguf_blocks` stores as they are; checkpoint/gguf_packing.py has further ones."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PackedWeight:
     columns: int  # K without the padding to a multiple of 64
     high_bits: Tensor | None = None  # (N, bytes) uint8: further bits of the quants, see block_formats.py
     group_scales: Tensor | None = None  # (N, K / 32) uint8, or (N, K / 16) int8: factors of the scales
-    group_offsets: Tensor | None = None  # (N, K / 32) uint8: factors of the offsets
+    group_offsets: Tensor | None = None  # likewise: factors of the offsets
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,8 +73,19 @@ class PackedWeight:
 
     @property
     def is_wide(self) -> bool:
-        """Whether quants in 8 bits have offsets or two levels of scales, as only GPU kernels read them."""
-        return self.quants.dtype == torch.int8 and (self.offsets is not None or self.group_scales is not None)
+        """Whether quants in 8 bits have offsets, or scales of half groups, as only GPU kernels read them."""
+        return self.quants.dtype == torch.int8 and (self.offsets is not None or self.has_halves)
+
+    @property
+    def needs_widening(self) -> bool:
+        """Whether only CPU kernels read the format: 5 or 6 bits, or 8 with two levels of scales but no half groups."""
+        in_bytes = self.quants.dtype == torch.int8
+        return self.high_bits is not None or (in_bytes and self.group_scales is not None and not self.has_halves)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether each half of a group has a factor of its own."""
+        return self.group_scales is not None and self.group_scales.dtype == torch.int8
 
     @property
     def is_simple(self) -> bool:
@@ -178,28 +189,33 @@ def _pack_nibbles(quants: Tensor) -> Tensor:
     return (quants[..., : GROUP_SIZE // 2] | (quants[..., GROUP_SIZE // 2 :] << 4)).flatten(-2)
 
 
-def pack_quants(quants: Tensor, scales: Tensor, offsets: Tensor | None) -> PackedWeight:
-    """Store integers (N, K) with scales and offsets (N, K / 32) in float16: int8, or 4 bits in uint8.
+def pack_quants(
+    quants: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    *,
+    group_scales: Tensor | None = None,
+    group_offsets: Tensor | None = None,
+    has_fifth_bits: bool = False,
+) -> PackedWeight:
+    """Store integers (N, K) with scales and offsets (N, K / 32) in float16: int8, or 4 or 5 bits in uint8.
 
-    Without offsets, a quant q of 4 bits stands for q - 8.
+    Without offsets, a quant q of 4 bits stands for q - 8, and of 5 bits for q - 16. With integers of groups, which
+    multiply them, scales and offsets are (N, K / 256).
     """
     columns = quants.shape[1]
     missing = -columns % (2 * GROUP_SIZE)
     groups = missing // GROUP_SIZE
     quants, scales = functional.pad(quants, (0, missing)), functional.pad(scales, (0, groups))
     offsets = None if offsets is None else functional.pad(offsets, (0, groups))
+    high_bits = None
     if quants.dtype == torch.uint8:
-        quants = _pack_nibbles(quants.unflatten(-1, (-1, GROUP_SIZE)))
-    return PackedWeight(quants.contiguous(), scales.contiguous(), offsets, columns)
-
-
-def pack_five_bits(quants: Tensor, scales: Tensor) -> PackedWeight:
-    """Store integers (N, K) int8 from -16 to 15, with scales (N, K / 32) in float16, as Q5_0 does."""
-    columns = quants.shape[1]
-    missing = -columns % (2 * GROUP_SIZE)
-    quants, scales = functional.pad(quants, (0, missing)), functional.pad(scales, (0, missing // GROUP_SIZE))
-    groups = (quants + 16).to(torch.uint8).unflatten(-1, (-1, GROUP_SIZE))
-    return packed_from_tensors(split_five_bits(groups) | {"scales": scales}, columns)
+        in_groups = quants.unflatten(-1, (-1, GROUP_SIZE))
+        high_bits = arrange_bits(in_groups >> 4) if has_fifth_bits else None
+        quants = _pack_nibbles(in_groups & 15)
+    return PackedWeight(
+        quants.contiguous(), scales.contiguous(), offsets, columns, high_bits, group_scales, group_offsets
+    )
 
 
 def to_float16(scales: Tensor) -> Tensor:
@@ -262,9 +278,11 @@ def _known_shapes(groups: int) -> list[dict[str, tuple[torch.dtype, int]]]:
     if groups % 8:
         return known
     block_scales, block_offsets = {"scales": (half, groups // 8)}, {"offsets": (half, groups // 8)}
-    levels = {"group_scales": (uint8, groups), "group_offsets": (uint8, groups)}
-    two_levels = low | block_scales | block_offsets | levels
-    six = low | block_scales | {"high_bits": (uint8, groups * 8), "group_scales": (int8, 2 * groups)}
-    wide = {"quants": (int8, groups * 32), "group_scales": (int8, 2 * groups)} | block_scales
-    wide_offsets = wide | block_offsets | {"group_offsets": (uint8, groups)}
-    return [*known, two_levels, two_levels | fifth, six, wide, wide_offsets]
+    levels = {"group_scales": (uint8, groups)} | block_scales
+    level_offsets = {"group_offsets": (uint8, groups)} | block_offsets
+    halves = {"group_scales": (int8, 2 * groups)} | block_scales
+    half_offsets = {"group_offsets": (int8, 2 * groups)} | block_offsets
+    known += [low | levels | level_offsets, low | levels | level_offsets | fifth, simple[0] | levels]
+    known += [low | halves, low | halves | half_offsets, low | halves | {"high_bits": (uint8, groups * 8)}]
+    in_bytes = simple[0] | halves
+    return [*known, in_bytes, in_bytes | level_offsets, in_bytes | half_offsets]

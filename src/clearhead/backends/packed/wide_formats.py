@@ -6,53 +6,66 @@
     Q5_1          value = scale * q + offset                scale and offset for each group of 32
     Q5_K          value = scale * s * q + offset * m        s of each half of a group, m of a group
     Q6_K          value = scale * s * q                     q from -32 to 31
+    IQ4_XS        value = scale * s * q                     q from -127 to 127
 
-Q4_K stays as it is: a kernel reads its two levels of scales. If matrices of different formats are to be rows of one,
-`widen_all` gives them what the widest has: 8 bits, group scales of half groups, and offsets.
+Weights of 4 bits stay as they are: a kernel reads two levels of scales. If matrices of different formats are to be
+rows of one, `widen_all` gives them what all can have: group scales of half groups, offsets, and 8 bits if one has them.
 """
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from clearhead.backends.packed.block_formats import unsigned_quants
+from clearhead.backends.packed.block_formats import unsigned_quants, zero_point
 from clearhead.backends.packed.formats import PackedWeight, packed_from_tensors
 
 
 def widen(packed: PackedWeight) -> PackedWeight:
-    """Return a weight whose quants of 5 or 6 bits are in 8 bits; others are returned as they are."""
-    if packed.high_bits is None:
-        return packed
-    quants = unsigned_quants(packed).view(torch.int8)
-    tensors = {name: tensor for name, tensor in packed.tensors.items() if name != "high_bits"}
-    if packed.offsets is None:
-        quants = quants - (16 if packed.group_scales is None else 32)
-    return packed_from_tensors(tensors | {"quants": quants} | _half_scales(packed), packed.columns)
+    """Return a weight in a format that GPU kernels read; only those that `needs_widening` are changed."""
+    return _in_bytes(packed) if packed.needs_widening else packed
 
 
 def widen_all(weights: Sequence[PackedWeight]) -> list[PackedWeight] | None:
-    """Return weights with blocks of 256 values in one format, or None if one has other blocks."""
-    if any(weight.group_scales is None for weight in weights):
+    """Return weights with blocks of 256 values in one format; None if there is none, or one is for CPU kernels only."""
+    if any(weight.group_scales is None or weight.needs_widening for weight in weights):
         return None
-    return [_with_offsets(weight) for weight in weights]
+    if any(weight.quants.dtype == torch.int8 for weight in weights):
+        weights = [_in_bytes(weight) for weight in weights]
+    weights = [_with_offsets(weight) for weight in weights]
+    if not all(weight.offsets is not None and weight.offsets.isfinite().all() for weight in weights):
+        return None
+    if len({weight.format for weight in weights}) > 1:  # offsets of groups and of half groups
+        weights = [_with_halves(weight, "group_offsets") for weight in weights]
+    return list(weights)
 
 
-def _with_offsets(packed: PackedWeight) -> PackedWeight:
-    packed = widen(packed)
-    tensors = packed.tensors | _half_scales(packed)
+def _in_bytes(packed: PackedWeight) -> PackedWeight:
+    """Return a weight with quants of 8 bits, and group scales of half groups if there are any."""
+    tensors = _with_halves(packed, "group_scales").tensors
+    tensors.pop("high_bits", None)
     if packed.quants.dtype == torch.uint8:
-        tensors["quants"] = unsigned_quants(packed).view(torch.int8)
-    if packed.offsets is None:
-        tensors["offsets"] = torch.zeros_like(packed.scales)
-        num_groups = packed.quants.shape[1] // 32
-        tensors["group_offsets"] = packed.scales.new_zeros(len(packed.scales), num_groups, dtype=torch.uint8)
+        tensors["quants"] = unsigned_quants(packed).view(torch.int8) - zero_point(packed)
     return packed_from_tensors(tensors, packed.columns)
 
 
-def _half_scales(packed: PackedWeight) -> dict[str, Tensor]:
-    """Return group scales of half groups; those of Q4_K and Q5_K, 0 to 63, hold for both halves."""
-    scales = packed.group_scales
-    if scales is None or scales.dtype == torch.int8:
-        return {} if scales is None else {"group_scales": scales}
-    return {"group_scales": scales.view(torch.int8).repeat_interleave(2, dim=1)}
+def _with_halves(packed: PackedWeight, name: str) -> PackedWeight:
+    """Return a weight with the integers `name` for half groups: those of a group, 0 to 63, hold for both halves."""
+    integers = packed.tensors.get(name)
+    if integers is None or integers.dtype == torch.int8:
+        return packed
+    halves = integers.view(torch.int8).repeat_interleave(2, dim=1)
+    return packed_from_tensors(packed.tensors | {name: halves}, packed.columns)
+
+
+def _with_offsets(packed: PackedWeight) -> PackedWeight:
+    """Return a weight with group scales of half groups and with offsets, which may be zeros."""
+    packed = _with_halves(packed, "group_scales")
+    if packed.offsets is not None:
+        return packed
+    tensors = packed.tensors
+    if packed.quants.dtype == torch.uint8:  # scale * s * (q - zero) = scale * s * q - zero * scale * s
+        tensors |= {"offsets": -zero_point(packed) * packed.scales, "group_offsets": tensors["group_scales"]}
+    else:
+        zeros = packed.scales.new_zeros(len(packed.scales), packed.num_groups, dtype=torch.uint8)
+        tensors |= {"offsets": torch.zeros_like(packed.scales), "group_offsets": zeros}
+    return packed_from_tensors(tensors, packed.columns)

@@ -154,7 +154,7 @@ void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, co
   if constexpr (rows > 1)
     if (M < rows) return multiply_few_rows<rows - 1>(y, x, M, panel, w, n, next);
   const int64_t bytes = row_bytes(w), stride = words_per_row(w), G = w.num_groups;
-  const BandScales band{x.initial_sums.data(), x.scales.data(), x.sums.data()};
+  const BandScales band = band_scales(x, w);
   const char* from = (const char*)w.values + n * bytes;
   const uint32_t* words = x.words.data();
   RowPrefetcher second_half{from + 16 * bytes, from + PANEL * bytes}, following{from, from};
@@ -162,7 +162,7 @@ void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, co
   if (G) panel.fill_scales(w, n, PANEL);
   for (int64_t half = 0; half < PANEL; half += 16, y += 16, from += 16 * bytes) {
     RowPrefetcher& prefetcher = half == 0 && RowPrefetcher::num_rows(w) < PANEL ? second_half : following;
-    const PanelScales scales{panel.scales.data() + half, w.offsets ? panel.offsets.data() + half : nullptr};
+    const PanelScales scales = panel.scales_from(w, half);
     if (w.kind == FLOAT32)
       multiply_stored<rows, FloatWords>(y, words, stride, from, bytes, prefetcher);
     else if (w.kind == BFLOAT16)

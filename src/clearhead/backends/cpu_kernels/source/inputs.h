@@ -14,7 +14,7 @@
 
 #include "vectors.h"
 
-enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4, INT5, INT6, PARTS };
+enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4, INT5, INT6, INT4_HALVES, PARTS };
 enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM, DEVIATION_NORM };
 
 struct Matrix {
@@ -28,7 +28,7 @@ struct Matrix {
   const float* bias;        // (N,) or null
   const uint8_t* high_bits;      // of INT5 and INT6, whose low 4 bits are in `values`: packed/block_formats.py
   const uint8_t* group_scales;   // if not null, scales and offsets are (N, num_groups/8), and those of a group are
-  const uint8_t* group_offsets;  // multiplied by these: (N, num_groups), or for INT6 (N, 2 num_groups) int8
+  const uint8_t* group_offsets;  // multiplied by these: (N, num_groups), or of half groups (N, 2 num_groups) int8
 };
 
 struct Norm {
@@ -36,6 +36,9 @@ struct Norm {
   float epsilon;
   const float *weight, *bias;  // (K,); bias may be null
 };
+
+// Return whether each half of a group has integers of its own that multiply the scale and the offset.
+inline bool has_halves(const Matrix& w) { return w.kind == INT6 || w.kind == INT4_HALVES; }
 
 inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FLOAT32 ? w.K * 4 : w.kind == BFLOAT16 ? w.K * 2 : w.num_groups * (w.kind == INT8 ? 32 : 16);
@@ -100,17 +103,17 @@ inline int64_t words_per_row(const Matrix& w) {
 // Rows of x in the format of W.
 struct InputRows {
   std::vector<uint32_t> words;        // (M, words_per_row)
-  std::vector<int32_t> initial_sums;  // (M, K/32): -zero point * sum of quants; for INT6 of the first half of a group
-  std::vector<int32_t> second_sums;   // (M, K/32): the same for the second half, for INT6 only
+  std::vector<int32_t> initial_sums;  // (M, K/32), of half groups (M, 2 K/32): -zero point * sum of quants
+  std::vector<int32_t> half_sums;     // (M, 2 K/32): the sums of the quants of half groups, if W has halves
   std::vector<float> scales, sums;    // (M, K/32)
 
   // Allocate M rows of up to `longest` words.
   void reserve(int64_t M, int64_t longest) {
     words.resize(std::max<size_t>(words.size(), M * longest));
-    initial_sums.resize(std::max<size_t>(initial_sums.size(), M * (longest / 8 + 1)));
-    second_sums.resize(initial_sums.size());
-    scales.resize(initial_sums.size());
-    sums.resize(initial_sums.size());
+    scales.resize(std::max<size_t>(scales.size(), M * (longest / 8 + 1)));
+    sums.resize(scales.size());
+    initial_sums.resize(2 * scales.size());
+    half_sums.resize(2 * scales.size());
   }
 
   typedef uint16_t HalfWord __attribute__((may_alias));
@@ -129,14 +132,16 @@ struct InputRows {
     for (int64_t g = 0; g < w.num_groups; g++) {
       const int64_t group = m * w.num_groups + g;
       const auto [scale, sum] = quantize_group((int8_t*)(to + g * 8), &values[g * 32]);
-      initial_sums[group] = -zero_point(w) * sum;
       scales[group] = scale;
       sums[group] = scale * sum;
-      if (w.kind == INT6) {
+      if (has_halves(w)) {
         int first = 0;
         for (int j = 0; j < 16; j++) first += ((const int8_t*)(to + g * 8))[j];
-        initial_sums[group] = -zero_point(w) * first;
-        second_sums[group] = -zero_point(w) * (sum - first);
+        half_sums[2 * group] = first, half_sums[2 * group + 1] = sum - first;
+        for (int64_t half = 2 * group; half < 2 * group + 2; half++)
+          initial_sums[half] = -zero_point(w) * half_sums[half];
+      } else {
+        initial_sums[group] = -zero_point(w) * sum;
       }
     }
   }

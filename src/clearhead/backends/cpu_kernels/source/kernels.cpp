@@ -4,7 +4,7 @@
 //
 //     vectors.h     number formats                            panels.h     rows of W, transposed
 //     inputs.h      W, norms, rows of x in the format of W    few_rows.h   W as it is stored, for few rows of x
-//     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
+//     tiles.h       products that stay in registers           blocks.h     W in 5 and 6 bits, half groups
 //     linear.h      y = W norm(x)
 //     activations.h functions of single numbers               heads.h      clip and norms of queries and keys
 //     latent.h      latent attention

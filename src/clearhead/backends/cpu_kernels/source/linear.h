@@ -11,7 +11,7 @@
 #include <omp.h>
 
 #include "activations.h"
-#include "six_bits.h"
+#include "blocks.h"
 
 // One of the threads that run the same code in parallel, and its part of some work: items first to last - 1.
 struct Thread {
@@ -64,19 +64,17 @@ void multiply_panel(float* y, const InputRows& x, int64_t m, int64_t count, cons
                     Prefetcher prefetcher) {
   if constexpr (rows > 1)
     if (count < rows) return multiply_panel<rows - 1>(y, x, m, count, panel, w, prefetcher);
-  const int64_t stride = words_per_row(w), place = m * w.num_groups;
+  const int64_t stride = words_per_row(w);
   const uint32_t *xs = &x.words[m * stride], *words = panel.words.data();
   if (w.kind == FLOAT32)
     multiply_word_panel<rows, FloatWords>(y, xs, stride, words, w.K, prefetcher);
   else if (w.kind == BFLOAT16)
     multiply_word_panel<rows, BfloatPairs>(y, xs, stride, words, (w.K + 1) / 2, prefetcher);
-  else if (w.kind == INT6)
-    multiply_six_bit_panel<rows>(y, xs, {&x.initial_sums[place], &x.scales[place], &x.sums[place]},
-                                 {panel.half_scales.data(), &x.second_sums[place]}, words, panel.scales.data(),
-                                 w.num_groups);
   else
-    multiply_packed_panel<rows>(y, xs, {&x.initial_sums[place], &x.scales[place], &x.sums[place]}, words,
-                                panel.all_scales(w), w.num_groups, prefetcher);
+    (!has_halves(w) ? multiply_packed_panel<rows>
+     : w.offsets    ? multiply_half_panel<rows, true>
+                    : multiply_half_panel<rows, false>)(
+        y, xs, band_scales(x, w, m), words, panel.scales_from(w, 0), w, prefetcher);
 }
 
 // Lines of the next panel that one step of the multiplication prefetches, so that two bands prefetch all of them.
@@ -129,7 +127,7 @@ inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, 
   thread_local Panel panel;
   float products[MAX_FEW_ROWS * PANEL], up[MAX_FEW_ROWS * PANEL];
   auto multiply = [&](float* y, int64_t row, const PanelRows& next) {
-    if (w.high_bits) return multiply_high_bits(y, x, panel, w, row);
+    if (is_read_by_one(w)) return multiply_blocks(y, x, panel, w, row);
     multiply_few_rows(y, x, M, panel, w, row, next);
   };
   if (part == GATE) {
@@ -146,7 +144,7 @@ inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, 
 }
 
 inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t columns) {
-  return M <= (w.high_bits ? 1 : MAX_FEW_ROWS) && columns == PANEL && has_whole_words(w);
+  return M <= (is_read_by_one(w) ? 1 : MAX_FEW_ROWS) && columns == PANEL && has_whole_words(w);
 }
 #else
 // Smaller registers hold no tile of sums: one row of W after the other, in plain loops that the compiler vectorizes.
@@ -193,7 +191,7 @@ inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, 
 }
 
 inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t) {
-  return w.kind == INT8 ? M <= 16 : w.num_groups == 0;
+  return w.kind == INT8 ? M <= 16 && !w.group_scales : w.num_groups == 0;
 }
 #endif
 

@@ -74,7 +74,9 @@ inline Vector from_float16(Words halves) {
 }
 
 // Return the bytes of a row's high bits.
-inline int64_t high_bytes(const Matrix& w) { return (w.num_groups + 3) / 4 * (w.kind == INT6 ? 32 : 16); }
+inline int64_t high_bytes(const Matrix& w) {
+  return (w.num_groups + 3) / 4 * (w.kind == INT6 ? 32 : w.kind == INT5 ? 16 : 0);
+}
 
 // PANEL rows of W from row n on. W may be null: none.
 struct PanelRows {
@@ -88,7 +90,7 @@ struct PanelRows {
 struct Panel {
   std::vector<uint32_t> words;
   std::vector<float> scales, offsets;
-  std::vector<int32_t> half_scales;  // (2 num_groups, PANEL), of INT6
+  std::vector<int32_t> half_scales, half_offsets;  // (2 num_groups, PANEL)
 
   // Transpose rows [n, n + count) of W.
   void fill(const Matrix& w, int64_t n, int64_t count) {
@@ -161,13 +163,12 @@ struct Panel {
     if (w.offsets) convert(offsets, w.offsets, w.num_groups, n, count);
   }
 
-  // The same for blocks of eight groups: scale of the block * scale of the group, and likewise the offsets. For INT6,
-  // the scales are those of the blocks, and the integers of half groups go to `half_scales`.
+  // The same for blocks of eight groups: scale of the block * scale of the group, and likewise the offsets. If W has
+  // halves, the scales are those of the blocks, and the integers go to `half_scales` and `half_offsets`.
   void fill_block_scales(const Matrix& w, int64_t n, int64_t count) {
     const int64_t G = w.num_groups;
     scales.resize(G * PANEL);
     if (w.offsets) offsets.resize(G * PANEL);
-    if (w.kind == INT6) half_scales.resize(2 * G * PANEL);
     for (int64_t r = 0; r < count; r += 16) {
       const int64_t rows = std::min<int64_t>(count - r, 16);
       for (int64_t b = 0; b < G / 8; b++) {
@@ -177,10 +178,9 @@ struct Panel {
         const Vector offset = block_values(w.offsets, G / 8, n + r, rows, b);
         for (int64_t g = 8 * b; g < 8 * b + 8; g++) *(Vector*)&offsets[g * PANEL + r] = offset;
       }
-      if (w.kind == INT6) {
-        for_bytes(w.group_scales, 2 * G, n + r, rows, [&](int64_t half, Words bytes) {
-          *(Words*)&half_scales[half * PANEL + r] = (Words)((Integers)(bytes << 24) >> 24);
-        });
+      if (has_halves(w)) {
+        fill_halves(half_scales, w.group_scales, 2 * G, n, r, rows);
+        if (w.offsets) fill_halves(half_offsets, w.group_offsets, 2 * G, n, r, rows);
         continue;
       }
       for_bytes(w.group_scales, G, n + r, rows,
@@ -189,6 +189,15 @@ struct Panel {
         for_bytes(w.group_offsets, G, n + r, rows,
                   [&](int64_t g, Words bytes) { *(Vector*)&offsets[g * PANEL + r] *= to_floats(bytes & 255u); });
     }
+  }
+
+  // Write the signed bytes of rows [n + r, n + r + rows) of (N, count) to columns r, r + 1, ... of (count, PANEL).
+  static void fill_halves(std::vector<int32_t>& to, const uint8_t* from, int64_t count, int64_t n, int64_t r,
+                          int64_t rows) {
+    to.resize(count * PANEL);
+    for_bytes(from, count, n + r, rows, [&](int64_t half, Words bytes) {
+      *(Words*)&to[half * PANEL + r] = (Words)((Integers)(bytes << 24) >> 24);
+    });
   }
 
   // Return the float16 of block b in up to 16 rows of (N, stride).
@@ -207,7 +216,12 @@ struct Panel {
       });
   }
 
-  PanelScales all_scales(const Matrix& w) const { return {scales.data(), w.offsets ? offsets.data() : nullptr}; }
+  // Return the scales of the panel's rows from this one on.
+  PanelScales scales_from(const Matrix& w, int64_t row) const {
+    return {scales.data() + row, w.offsets ? offsets.data() + row : nullptr,
+            has_halves(w) ? half_scales.data() + row : nullptr,
+            has_halves(w) && w.offsets ? half_offsets.data() + row : nullptr};
+  }
 
   static void convert(std::vector<float>& to, const uint16_t* scales, int64_t num_groups, int64_t n, int64_t count) {
     to.resize(num_groups * PANEL);

@@ -161,13 +161,22 @@ struct Prefetcher {
 
 // Scales for groups of 32 integers, which are eight words. The integers of W are unsigned, those of x signed.
 struct PanelScales {
-  const float *scales, *offsets;  // (K/32, PANEL); offsets may be null
+  const float *scales, *offsets;             // (K/32, PANEL); offsets may be null
+  const int32_t *half_scales, *half_offsets;  // (2 K/32, PANEL), of half groups (blocks.h)
 };
 
 struct BandScales {
-  const int32_t* initial_sums;  // (rows, K/32): the value with which the sum of a group begins
+  const int32_t* initial_sums;  // (rows, K/32 or 2 K/32): the value with which the sum of a group or half group begins
   const float *scales, *sums;   // (rows, K/32): the sums of x are needed for offsets
+  const int32_t* half_sums;     // (rows, 2 K/32)
 };
+
+// Return the scales of rows of x from row m on, in the format of W.
+inline BandScales band_scales(const InputRows& x, const Matrix& w, int64_t m = 0) {
+  const int64_t place = m * w.num_groups;
+  return {&x.initial_sums[has_halves(w) ? 2 * place : place], &x.scales[place], &x.sums[place],
+          &x.half_sums[2 * place]};
+}
 
 // Add group g of row r, whose integer products are `dots`, to the sums of 16 outputs.
 inline Vector add_group(Vector sum, Words dots, const BandScales& band, int64_t place, const float* scales,
@@ -224,7 +233,8 @@ inline void multiply_word_panel(float* y, const uint32_t* x, int64_t x_stride, c
 // The same for quantized groups; the prefetcher steps once per group.
 template <int rows>
 inline void multiply_packed_panel(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w,
-                                  const PanelScales& panel, int64_t num_groups, Prefetcher prefetcher) {
+                                  const PanelScales& panel, const Matrix& matrix, Prefetcher prefetcher) {
+  const int64_t num_groups = matrix.num_groups;
   Vector sums[rows][2] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     Words dots[rows][2];
