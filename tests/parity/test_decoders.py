@@ -9,7 +9,7 @@ import torch
 
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families.decoders import ROWS
-from tests.parity.decoder_cases import CASES, SETTINGS, VARIANTS
+from tests.parity.decoder_cases import CASES, SETTINGS, VARIANTS, make_case
 from tests.parity.generation import check_beams, check_greedy
 from tests.parity.harness import (
     build_reference,
@@ -46,6 +46,14 @@ def test_a_model_type_computes_what_transformers_computes(case, tmp_path):
     state = network.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in reloaded.state_dict().items())
     check_float64(case, tmp_path / "float64")
+
+
+@pytest.mark.parametrize("name", [row.model_type for row in ROWS if row.windows and row.windows.default_types])
+def test_a_model_whose_layers_all_have_full_attention_is_saved(name, tmp_path):
+    """transformers creates the mask of a window even if no layer has one."""
+    settings = SETTINGS[name][0]
+    layer_types = ["full_attention"] * settings["num_hidden_layers"]
+    check_round_trip(make_case(name, 0, **settings | {"layer_types": layer_types}), tmp_path)
 
 
 @pytest.mark.slow

@@ -106,7 +106,8 @@ def _write_windows(row: DecoderRow, attentions: list[GroupedAttention]) -> dict[
         types = [WINDOWED if isinstance(attention.pattern, SlidingWindow) else FULL for attention in attentions]
         data["layer_types"] = types
     rotates_all = all(isinstance(attention.position, Rope) for attention in attentions)
-    if not sizes and (row.windows.default_types is None or rotates_all):
+    null_has_meaning = row.windows.default_types is None or (row.windows.rotates == "windowed_if_any" and rotates_all)
+    if not sizes and null_has_meaning:  # where it has none, transformers needs a number
         data[row.windows.size.name] = None
     return data
 
