@@ -56,7 +56,7 @@ def changed_values(value: Any) -> list[Any]:
     """Return other values of a field."""
     match value:
         case bool():
-            return [not value]
+            return [not value, None]
         case int():
             return [value + 1, 2 * value]
         case float():

@@ -11,7 +11,7 @@ from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.generation_rules import read_generation_ids
 from clearhead.checkpoint.labels import Labels
 from clearhead.checkpoint.placement import network_dtype
-from clearhead.errors import quote, require
+from clearhead.errors import require
 from clearhead.families import (
     GENERATION_IDS,
     Family,
@@ -46,11 +46,9 @@ def config_from(family: Family, settings: Settings, tensor_names: set[str] | Non
     language_settings = language_settings_of(settings)
     _check_number_of_heads(language_settings)
     config = family.read_config(language_settings)
-    # transformers reads it in every class with a causal mask, and a null as false
-    is_causal = language_settings.data.get("is_causal", True)
-    require(
-        config.decoder is None or is_causal is True,
-        f"{settings.where}: 'is_causal' is {quote(is_causal)}, and only true is supported",
+    require(  # transformers reads it in every class with a causal mask
+        config.decoder is None or language_settings.truth("is_causal", True),
+        f"{settings.where}: 'is_causal' is false or null, but a decoder is read with a causal mask only",
     )
     config = config if tensor_names is None else family.adjust_config(config, tensor_names)
     return replace_head(family, config, settings, tensor_names)

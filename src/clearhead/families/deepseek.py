@@ -129,7 +129,7 @@ def read_config(settings: Settings) -> ModelConfig:
     settings.allow_only("mlp_bias", False)
     settings.allow_only("num_key_value_heads", num_heads)
     settings.allow_only("moe_layer_freq", 1)
-    interleaved = not is_v3 or settings.boolean("rope_interleave", True)
+    interleaved = not is_v3 or settings.truth("rope_interleave", True)
     plain, rotary = settings.integer("qk_nope_head_dim", 128), settings.integer("qk_rope_head_dim", 64, at_least=1)
     attention = LatentAttention(
         num_heads=num_heads,
@@ -177,7 +177,7 @@ def _read_experts(settings: Settings, is_v3: bool) -> Experts:
         settings.allow_only("scoring_func", "sigmoid")
         settings.allow_only("topk_method", "noaux_tc")
         scale = settings.number("routed_scaling_factor", 2.5)
-        router = _router_v3(_read_groups(settings, "top2_sum"), scale, settings.boolean("norm_topk_prob", True))
+        router = _router_v3(_read_groups(settings, "top2_sum"), scale, settings.truth("norm_topk_prob", True))
     else:
         settings.allow_only("scoring_func", "softmax")
         settings.allow_only("norm_topk_prob", False)  # if True, DeepSeek's code renormalizes, transformers' does not

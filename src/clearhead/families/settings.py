@@ -87,6 +87,10 @@ class Settings:
         """Return true or false."""
         return bool(self._value(name, default, bool, "true or false"))
 
+    def truth(self, name: str, default: bool) -> bool:
+        """Return true or false like `boolean`, but false for a null, which some classes of transformers accept."""
+        return False if self.data.get(name, default) is None else self.boolean(name, default)
+
     def string(self, name: str, default: str | None = None) -> str:
         """Return a string."""
         return str(self._value(name, default, str, "a string"))

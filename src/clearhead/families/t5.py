@@ -134,7 +134,7 @@ def read_config(settings: Settings) -> ModelConfig:
     num_layers = settings.integer("num_layers", at_least=1)
     tied = settings.boolean("tie_word_embeddings", True)
     # UMT5's class scales them always, the classes of T5 and mT5 as the settings say.
-    scaled = model_type == "umt5" or settings.boolean("scale_decoder_outputs", tied and model_type != "mt5")
+    scaled = model_type == "umt5" or settings.truth("scale_decoder_outputs", tied and model_type != "mt5")
     config = t5_config(
         width=width,
         num_layers=num_layers,
