@@ -1,7 +1,7 @@
 """Triton functions for packed weights: the scales of groups of 32 quants, and integer products with them.
 
-    load_groups(quants, ...)      the words of some groups, and the scales and offsets of both halves
-    dot_groups(words, ...)        their products with x
+    load_groups(quants, ...)      # the words of some groups, and the scales and offsets of both halves
+    dot_groups(words, ...)        # their products with x
 
 The format of a weight (packed/formats.py) is given by constants:
 
