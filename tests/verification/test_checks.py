@@ -71,6 +71,20 @@ def test_all_checks_pass_for_every_style(style):
     assert details_by_check(results, "skipped").keys() == expected_skips(style)
 
 
+def test_a_format_for_which_transformers_lacks_a_package_is_skipped(tmp_path, monkeypatch):
+    network = clearhead.create("llama-3.2-1b", tiny=True).network
+    save_folder(network, tmp_path)
+
+    def from_pretrained(*arguments, **options):
+        raise ImportError("Loading a GPTQ quantized model requires optimum (`pip install optimum`)\nmore")
+
+    monkeypatch.setattr("transformers.LlamaForCausalLM.from_pretrained", from_pretrained)
+    results = list(verify(clearhead.load(tmp_path, fast=False), num_new_tokens=4))
+    assert details_by_check(results, "fail") == {}
+    reason = details_by_check(results, "skipped")["Clearhead == transformers"]
+    assert reason == "transformers says: Loading a GPTQ quantized model requires optimum (`pip install optimum`)"
+
+
 @pytest.mark.parametrize(
     ("name", "check"),
     [

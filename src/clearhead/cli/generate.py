@@ -22,14 +22,13 @@ from clearhead.cli.app import (
     table_console,
 )
 from clearhead.cli.checks import check_files, check_model, check_model_options
-from clearhead.cli.sampling import takes_sampling
+from clearhead.cli.sampling import check_search, given_options, takes_sampling
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.options import (
     CHAT_DEFAULTS,
     BeamOptions,
     SamplingOptions,
-    check_names,
     check_positive_integer,
     check_temperature_is_set,
     description_of,
@@ -136,7 +135,7 @@ def generate(
     check_model_options(model, dtype, device, weights)
     if speculate not in (None, "lookup"):
         _check_speculation(speculate)
-    _check_search(sampling, n, beams, length_penalty)
+    check_search(sampling, n, beams, length_penalty)
     if logprobs is not None and not as_json:
         raise ClearheadError("--logprobs needs --json, which prints the log-probabilities; add --json")
     if raw and system is not None:
@@ -145,15 +144,12 @@ def generate(
 
     text = texts.typed_text(prompt)
     loaded = load_model(model, dtype, device, weights, fast)
-    given = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
-    options = sampling | {name: value for name, value in given.items() if value is not None}
+    languages = given_options(source_language=source_language, target_language=target_language)
+    options = sampling | languages | given_options(beams=beams, length_penalty=length_penalty, logprobs=logprobs)
     if speculate is not None:
         options["speculate"] = _load_speculation(speculate, dtype, device)
     prepared = texts.prepare_prompt(loaded, text, raw, system)
-    languages = {"source_language": source_language, "target_language": target_language}
-    options |= {name: language for name, language in languages.items() if language is not None}
-    can_stream = beams is None and n == 1 and not any(languages.values()) and not isinstance(loaded, RecurrentBaseline)
-    if can_stream and not as_json:
+    if beams is None and n == 1 and not as_json and not languages and not isinstance(loaded, RecurrentBaseline):
         generations = [texts.print_stream(prepared, loaded.stream(prepared.input, **options))]
     else:
         generations = loaded.generate_many([prepared.input], n, **options)
@@ -286,17 +282,6 @@ def load_model(
 def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
     """Return "lookup", or load the draft model of this name."""
     return name if name == "lookup" else load_model(name, dtype, device)
-
-
-def _check_search(sampling: dict[str, Any], n: int, beams: int | None, length_penalty: float | None) -> None:
-    """Raise ClearheadError if the options of sampling and beam search exclude each other or are out of range."""
-    given = sampling if length_penalty is None else sampling | {"length_penalty": length_penalty}
-    if beams is None:
-        check_temperature_is_set(sampling, n)
-    else:
-        check_positive_integer("beams", beams)
-    check_positive_integer("n", n)
-    check_names(given, beams=beams is not None)
 
 
 def _check_speculation(name: str) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 import typer
 
 from clearhead.errors import ClearheadError
-from clearhead.options import SamplingOptions, description_of, option_fields
+from clearhead.options import (
+    SamplingOptions,
+    check_names,
+    check_positive_integer,
+    check_temperature_is_set,
+    description_of,
+    option_fields,
+)
 
 # Name of the option: its type on the command line, and its group in --help. The help texts are those of the fields.
 OPTIONS: dict[str, tuple[Any, str]] = {
@@ -78,3 +85,19 @@ def _parse_bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise ClearheadError(f"--logit-bias is {text!r}; it must be a token id and a number, as in 42=-1.5") from None
+
+
+def check_search(sampling: dict[str, Any], n: int, beams: int | None, length_penalty: float | None) -> None:
+    """Raise ClearheadError if the options of sampling and beam search exclude each other or are out of range."""
+    given = sampling if length_penalty is None else sampling | {"length_penalty": length_penalty}
+    if beams is None:
+        check_temperature_is_set(sampling, n)
+    else:
+        check_positive_integer("beams", beams)
+    check_positive_integer("n", n)
+    check_names(given, beams=beams is not None)
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -150,10 +150,13 @@ def _transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Ten
     name, network_class = names[0], getattr(module, str(names[0]), None)
     if network_class is None:
         raise CheckSkipped(f"transformers has no class {name}, which config.json names")
-    with _progress_bars_disabled():
-        network = network_class.from_pretrained(
-            folder, dtype=case.dtype, attn_implementation="eager", use_safetensors=True
-        )
+    try:
+        with _progress_bars_disabled():
+            network = network_class.from_pretrained(
+                folder, dtype=case.dtype, attn_implementation="eager", use_safetensors=True
+            )
+    except ImportError as error:  # the package of a quantized format, such as optimum or bitsandbytes
+        raise CheckSkipped(f"transformers says: {str(error).splitlines()[0]}") from None
     network = network.to(case.device).eval()
     if case.sources:
         source = torch.tensor([case.sources[0]], device=case.device)
