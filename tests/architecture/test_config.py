@@ -90,7 +90,7 @@ EXAMPLES = [
     Disentangled(num_buckets=8, max_distance=16, norm=LayerNorm(epsilon=1e-5)),
     Projection(input_width=4, width=3, activation="tanh"),
     VectorNorm(width=3, epsilon=1e-5),
-    SentenceConfig(width=4, max_tokens=8),
+    SentenceConfig(width=4, dimensions=2, max_tokens=8),
     RotatedHeadNorm(epsilon=1e-5),
     QueryTemperature(floor=8, scale=0.1),
     ScoreTemperature(length=8),

@@ -295,5 +295,5 @@ class Model(TextReader, SpeechReader, Interop):
                 save_native(self.network, staged, family, self.special_ids, self.labels, self.speech)
             save_sentence_pooler(self.sentence, staged)
             if self.tokenizer is not None:
-                save_tokenizer(self.tokenizer, staged, self.config)
+                save_tokenizer(self.tokenizer, staged, self.network.config)
         return folder

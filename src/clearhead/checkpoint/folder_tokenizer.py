@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clearhead.architecture import LearnedPositions, ModelConfig
 from clearhead.files import read_json_object, write_text
+from clearhead.model import RecurrentConfig
 from clearhead.tokenization import (
     Tokenizer,
     find_marian_files,
@@ -26,9 +27,11 @@ def load_folder_tokenizer(folder: Path) -> Tokenizer | None:
     return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, config: ModelConfig | RecurrentConfig) -> None:
     """Save a tokenizer, with the inputs and the longest text of the network, so that transformers fits both."""
     tokenizer.save(folder)
+    if isinstance(config, RecurrentConfig):
+        return
     embedding = (config.output_stack if config.reads_audio else config.encoder or config.output_stack).token_embedding
     facts: dict[str, object] = {}
     if embedding.num_token_types > 1:
