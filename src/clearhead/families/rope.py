@@ -88,7 +88,7 @@ def read_scaling(parameters: Settings, context: int) -> Scaling | None:
                 attention_factor=_yarn_attention_factor(parameters, context),
                 beta_fast=parameters.number("beta_fast", 32.0),
                 beta_slow=parameters.number("beta_slow", 1.0),
-                truncate=parameters.boolean("truncate", True),
+                truncate=parameters.truth("truncate", True),
             )
         case "longrope":
             return _read_longrope(parameters, original, context)
