@@ -37,18 +37,23 @@ def test_every_byte_and_exponent_is_read_as_transformers_reads_it():
 @pytest.fixture
 def folder(tmp_path):
     """Return a folder of gpt-oss with packed experts."""
+    write_folder(tmp_path)
+    return tmp_path
+
+
+def write_folder(folder):
+    """Write a gpt-oss whose experts are in MXFP4."""
     torch.manual_seed(0)
     model = build("gpt_oss", **SETTINGS_OF_32)()
     randomize(model)
-    model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
     for name, shape in SHAPES.items():
         del tensors[f"{EXPERTS}.{name}"]
         tensors[f"{EXPERTS}.{name}_blocks"], tensors[f"{EXPERTS}.{name}_scales"] = random_blocks(*shape)
-    save_file(tensors, tmp_path / "model.safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    return tmp_path
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
 
 
 def expected_weights():

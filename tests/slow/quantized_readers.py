@@ -6,6 +6,7 @@ makers = build_quantized_kinds(read_model, use_network); files, read = makers["f
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from clearhead.checkpoint.peft_adapter import ModuleChange
 from clearhead.families import family_of_type
 from clearhead.model import SentencePooler
 from clearhead.tokenization import byte_tokenizer
+from tests.checkpoint import test_mxfp4
 from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
 from tests.checkpoint.tiny import tiny_network
 
@@ -27,13 +29,19 @@ Maker = Callable[[Path], tuple[dict[str, str], Read]]
 
 def build_quantized_kinds(read_model: Read, use_network: Callable[[Any], None]) -> dict[str, Maker]:
     """Return what writes a folder in each quantized format."""
-    return {f"folder in {name}": _quantized_maker(name, read_model, use_network) for name in QUANTIZERS}
 
-
-def _quantized_maker(name: str, read_model: Read, use_network: Callable[[Any], None]) -> Maker:
-    def make(folder: Path) -> tuple[dict[str, str], Read]:
+    def write_tiny(folder: Path, name: str) -> None:
         save_folder(tiny_network(width=64, feed_forward=96), folder)
         quantize_folder(folder, name)
+
+    writers = {f"folder in {name}": partial(write_tiny, name=name) for name in QUANTIZERS}
+    writers["folder in mxfp4"] = test_mxfp4.write_folder
+    return {name: _quantized_maker(write, read_model, use_network) for name, write in writers.items()}
+
+
+def _quantized_maker(write: Callable[[Path], None], read_model: Read, use_network: Callable[[Any], None]) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        write(folder)
 
         def read(folder: Path, file: str, unchanged: bool) -> None:
             with warnings.catch_warnings():

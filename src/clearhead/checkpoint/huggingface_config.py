@@ -55,9 +55,9 @@ def config_from(family: Family, settings: Settings, tensor_names: set[str] | Non
 
 
 def _check_number_of_heads(settings: Settings) -> None:
-    """Raise ClearheadError if the number of heads has two names and two values; transformers prefers the common name.
+    """Raise ClearheadError if `num_attention_heads` and the family's own name for it have different values.
 
-    Tensors of a wrong number of heads still fit, unlike those of other sizes.
+    transformers uses `num_attention_heads`. Unlike other sizes, a wrong number of heads does not change tensor shapes.
     """
     for name in _NAMES_OF_NUM_HEADS:
         if name in settings:

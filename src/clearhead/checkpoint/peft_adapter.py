@@ -34,7 +34,7 @@ _CONFIG_FILE, _TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # start of all names in the file
 # The initial values of others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) are subtracted from the weights of the base model.
 _INITIALIZATIONS_OF_ADAPTERS = (True, False, "gaussian", "eva", "orthogonal", "mica")
-# Fields of kinds of LoRA with another formula, in PEFT 0.21.
+# Settings of PEFT 0.21 that select a variant of LoRA with another formula.
 _OTHER_KINDS = ("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora", "use_qalora")
 _REDUCE, _EXPAND, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 

@@ -116,7 +116,7 @@ class Quantization:
 
 
 def _by_module(stored: Iterable[str]) -> dict[str, list[str]]:
-    """Return the ends of the names of each module: what follows its name and a dot, or begins with an underscore."""
+    """Return the suffixes of the tensors of each module, such as "qweight" after a dot, or "_blocks"."""
     modules: dict[str, list[str]] = {}
     for name in stored:
         module, _, end = name.rpartition(".")

@@ -118,7 +118,10 @@ def _read_olmo3(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str
 
 
 def _write_olmo3(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Return every how many layers one has no window: llama.cpp does not read a list, and then takes 4."""
+    """Return the period of the layers without a window, as one number.
+
+    llama.cpp does not read a list of these layers; it then assumes a period of 4.
+    """
     types = data["layer_types"]
     every = types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
     return {"attention.sliding_window_pattern": every}

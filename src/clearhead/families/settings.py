@@ -88,7 +88,7 @@ class Settings:
         return bool(self._value(name, default, bool, "true or false"))
 
     def truth(self, name: str, default: bool) -> bool:
-        """Return true or false like `boolean`, but false for a null, which some classes of transformers accept."""
+        """Return a boolean as `boolean` does, but read null as false, as some classes of transformers do."""
         return False if self.data.get(name, default) is None else self.boolean(name, default)
 
     def string(self, name: str, default: str | None = None) -> str:

@@ -169,7 +169,7 @@ def _is_outdated(cache: KeyValueCache, sequences: Sequence[TokenSequence], limit
 def read_again(
     network: Transformer, texts: Sequence[list[int]], cache: KeyValueCache, encoder_output: EncoderOutput | None = None
 ) -> Tensor:
-    """Replace all of the cache by the keys and values of these texts; return the logits after their ends (B, V)."""
+    """Empty the cache, run these texts from their start, and return the logits after their last tokens (B, V)."""
     cache.truncate(0)
     return prefill(network, texts, cache, encoder_output)
 

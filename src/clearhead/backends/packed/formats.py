@@ -31,7 +31,7 @@ PACKED_PARTS = ("quants", "scales", "offsets", "high_bits", "group_scales", "gro
 """The tensors of a `PackedWeight`; all but the first two may be None."""
 
 KEPT_BLOCK_TYPES = (*NATIVE_BLOCK_TYPES, "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""GGUF block types whose fields `pack_gguf_blocks` stores as they are; checkpoint/gguf_packing.py has further ones."""
+"""GGUF block types whose quants `pack_gguf_blocks` stores as they are; checkpoint/gguf_packing.py converts others."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PackedWeight:
 
     @property
     def needs_widening(self) -> bool:
-        """Whether only CPU kernels read the format: 5 or 6 bits, or 8 with two levels of scales but no half groups."""
+        """Whether GPU kernels need `widen` first: for 5 and 6 bits, and 8 bits with one factor for each group."""
         in_bytes = self.quants.dtype == torch.int8
         return self.high_bits is not None or (in_bytes and self.group_scales is not None and not self.has_halves)
 
