@@ -137,8 +137,11 @@ def test_a_chat_needs_a_template_and_messages():
         render_chat(tokenizer_with("x"), [])
 
 
-def failure(template, limit_seconds=0.3, **variables):
-    """Return the message of the error that a template raises, and the processor seconds it took."""
+def failure(template, limit_seconds=60.0, **variables):
+    """Return the message of the error that a template raises, and the processor seconds it took.
+
+    The limit is for templates that end; it is high because a collection of garbage in between counts as their time.
+    """
     start_seconds = time.process_time()
     with pytest.raises(ClearheadError) as raised:
         render_chat(tokenizer_with(template), MESSAGES, variables=variables, limit_seconds=limit_seconds)
@@ -160,7 +163,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("template", ENDLESS)
 def test_endless_templates_are_stopped(template):
-    message, seconds = failure(template)
+    message, seconds = failure(template, limit_seconds=0.3)
     assert any(reason in message for reason in ("longer than 0.3 seconds", "MiB in total", "recursion"))
     assert seconds < 10  # without limits none of them would end
 
@@ -209,7 +212,7 @@ OVERSIZED = {
 
 @pytest.mark.parametrize(("template", "expected"), OVERSIZED.items(), ids=range(len(OVERSIZED)))
 def test_templates_that_create_too_much_are_stopped(template, expected):
-    message, seconds = failure(template, limit_seconds=60.0)  # enough for a busy machine
+    message, seconds = failure(template)
     assert expected in message
     assert seconds < 10  # without limits none of them would end
 
@@ -295,12 +298,12 @@ def test_any_template_gives_text_or_a_clearhead_error(words):
 
 def test_waiting_for_a_busy_machine_does_not_count_as_time_of_a_template():
     messages = [{"role": "user", "content": _SlowText("Hello")}]
-    assert render_chat(tokenizer_with("{{ messages[0].content }}"), messages, limit_seconds=0.05) == "Hello"
+    assert render_chat(tokenizer_with("{{ messages[0].content }}"), messages, limit_seconds=0.5) == "Hello"
 
 
 class _SlowText(str):
     """A text that waits, without computing, when a template prints it."""
 
     def __str__(self):
-        time.sleep(0.1)
+        time.sleep(0.6)
         return str.__str__(self)
