@@ -46,7 +46,6 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_event({"tokens": [7], "tokens_predicted": number})
         self.send_event({"stop": True, "tokens_predicted": request["n_predict"], "options": OPTIONS})
         self.wfile.write(b"0\r\n\r\n")
-        self.close_connection = True
 
     def send_event(self, event):
         """Send an event in two chunks, and the second chunk in two parts."""

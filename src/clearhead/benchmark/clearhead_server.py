@@ -2,13 +2,17 @@
 
     engine = ClearheadServer(target, "int4"); engine.open(concurrency=8, capacity=128)
 
-It keeps its defaults, but for one place for each client and the threads of the benchmark.
+It keeps its defaults, but for one place for each client, the engine's memory and the threads of the benchmark.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
+from clearhead.benchmark.clearhead_engine import DTYPES
+from clearhead.benchmark.clearhead_serving import cache_bytes
 from clearhead.benchmark.server_process import ServerProcess
 from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.engine import unsupported_by_engine
@@ -38,9 +42,12 @@ class ClearheadServer(ServerProcess):
         self.model_path = target.path or target.huggingface_folder()
 
     def command(self, concurrency: int, capacity: int) -> list[str]:
+        dtype = torch.float32 if self.weights == "stored" else DTYPES.get(self.weights, torch.bfloat16)
+        memory = cache_bytes(self.target.model.config, dtype, concurrency, capacity)
         return [
             *(sys.executable, "-m", "clearhead", "serve", str(self.model_path)),
             *("--host", "127.0.0.1", "--port", str(self.port), "--max-concurrent", str(concurrency)),
+            *("--memory-gb", str(memory / 1e9)),
             *("--device", str(self.target.device), "--threads", str(self.target.num_threads)),
             *_LOAD_OPTIONS[self.weights],
         ]

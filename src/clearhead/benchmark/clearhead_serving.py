@@ -6,6 +6,9 @@ engine = ClearheadServing(target, "int4"); engine.open(concurrency=8, capacity=1
 import time
 from collections.abc import Sequence
 
+import torch
+
+from clearhead.architecture import ModelConfig
 from clearhead.benchmark.clearhead_engine import accelerate_or_explain, copy_network
 from clearhead.benchmark.serving_engine import ServingEngine
 from clearhead.benchmark.target import BenchmarkTarget
@@ -15,6 +18,11 @@ from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
 
 _SPARE_TOKENS = 64  # per request: its last page is partly empty, and another one is kept free for the next token
+
+
+def cache_bytes(config: ModelConfig, dtype: torch.dtype, concurrency: int, capacity: int) -> int:
+    """Return the memory for the keys and values of all clients, in the engine and in the server alike."""
+    return concurrency * (capacity + _SPARE_TOKENS) * bytes_per_token(config.output_stack, dtype)
 
 
 class ClearheadServing(ServingEngine):
@@ -39,8 +47,7 @@ class ClearheadServing(ServingEngine):
             self.note = accelerate_or_explain(self.network)
         self.engine = None  # frees its pages first
         dtype = next(self.network.parameters()).dtype
-        token_bytes = bytes_per_token(self.network.config.output_stack, dtype)
-        memory = concurrency * (capacity + _SPARE_TOKENS) * token_bytes
+        memory = cache_bytes(self.network.config, dtype, concurrency, capacity)
         self.engine = Engine(self.network, memory=memory, max_sequences=max(MAX_SEQUENCES, concurrency))
 
     def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:

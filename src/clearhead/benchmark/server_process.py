@@ -49,6 +49,7 @@ class ServerProcess(ServingEngine):
         self.log = target.folder / f"{self.program_name.replace(' ', '-')}-{weights}.log"
         self.port = 0
         self.selector = selectors.DefaultSelector()
+        self.idle: list[socket.socket] = []  # connections that further requests can use, as clients in use do
         self.answers: set[_Answer] = set()  # those that are not complete yet
         self.received: dict[int, Parts] = {}  # complete answers, by the number of the request
 
@@ -80,7 +81,9 @@ class ServerProcess(ServingEngine):
             raise
 
     def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
-        answer = _Answer(number, StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens)))
+        connection = self.idle.pop() if self.idle else None
+        request = StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens), connection)
+        answer = _Answer(number, request)
         self.answers.add(answer)
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
 
@@ -97,6 +100,10 @@ class ServerProcess(ServingEngine):
                 self._forget(answer)
                 self.received[answer.number] = answer.stream.parts
                 finished.append(answer.number)
+                if answer.stream.is_kept:
+                    self.idle.append(answer.stream.socket)
+                else:
+                    answer.stream.close()
         self._check_running()
         return finished
 
@@ -114,6 +121,9 @@ class ServerProcess(ServingEngine):
     def close(self) -> None:
         for answer in list(self.answers):
             self._forget(answer)
+            answer.stream.close()
+        while self.idle:
+            self.idle.pop().close()
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -121,7 +131,6 @@ class ServerProcess(ServingEngine):
 
     def _forget(self, answer: "_Answer") -> None:
         self.selector.unregister(answer.stream.socket)
-        answer.stream.close()
         self.answers.remove(answer)
 
     def _wait_until_ready(self) -> None:

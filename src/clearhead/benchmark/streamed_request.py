@@ -60,6 +60,14 @@ class StreamedRequest:
         """Whether the whole answer has arrived, or the server has closed the connection."""
         return self.is_closed or self._end == _LAST_CHUNK or self._has_whole_refusal()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the server keeps the connection for further requests. The answer must be complete."""
+        if self.is_closed:
+            return False
+        head = b"".join(data for _, data in self.parts).partition(b"\r\n\r\n")[0]
+        return re.search(rb"(?i)\r\nConnection: *close", head) is None
+
     def close(self) -> None:
         """Close the connection; a server then ends the request."""
         self.socket.close()

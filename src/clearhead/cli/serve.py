@@ -186,4 +186,4 @@ def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:
 def _as_bytes(gigabytes: float) -> int:
     if not 0 < gigabytes < 1e6:
         raise ClearheadError(f"--memory-gb is {gigabytes:g}; it must be greater than 0")
-    return int(gigabytes * 1e9)
+    return round(gigabytes * 1e9)
