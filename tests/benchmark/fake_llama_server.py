@@ -17,6 +17,7 @@ STARTED = time.monotonic()
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = 1  # seconds until it closes a connection without a request
 
     def log_message(self, *arguments):
         pass

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_every_request_gets_its_tokens(fake_server, gguf_target):
             assert min(run.first_token_seconds) > 0
             assert 0 in run.token_seconds  # a token that is held back arrives with the next one
             assert len(engine.idle) == concurrency  # each client has used one connection for all its requests
+            time.sleep(1.5)  # the server closes them
+            run_load(engine, prompts(), concurrency, LOAD.num_tokens)
             run = run_load(engine, prompts(), concurrency, LOAD.num_tokens)  # the same numbers again
             assert len(run.token_seconds) == 8 * 9
     finally:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.benchmark.streamed_request import _LAST_CHUNK, StreamedRequest, parse_answer
+from clearhead.benchmark.streamed_request import _LAST_CHUNK, StreamedRequest, is_closed_by_peer, parse_answer
 from clearhead.errors import ClearheadError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -81,9 +81,12 @@ def test_a_connection_is_used_again_after_a_stream_and_after_a_refusal():
             wait_and_receive(request)
             assert request.is_complete
             assert request.is_kept
+            assert not is_closed_by_peer(request.socket)
             assert b"".join(data for _, data in request.parts) == content
             connection = request.socket
         server.close()
+        select.select([request.socket], [], [], 10)
+        assert is_closed_by_peer(request.socket)
         wait_and_receive(request)
         assert request.is_closed
         assert not request.is_kept

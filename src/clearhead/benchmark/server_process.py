@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clearhead.benchmark.serving_engine import ServingEngine
-from clearhead.benchmark.streamed_request import Parts, StreamedRequest, parse_answer
+from clearhead.benchmark.streamed_request import Parts, StreamedRequest, is_closed_by_peer, parse_answer
 from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.errors import ClearheadError
 
@@ -81,8 +81,7 @@ class ServerProcess(ServingEngine):
             raise
 
     def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
-        connection = self.idle.pop() if self.idle else None
-        request = StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens), connection)
+        request = StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens), self._idle_connection())
         answer = _Answer(number, request)
         self.answers.add(answer)
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
@@ -128,6 +127,15 @@ class ServerProcess(ServingEngine):
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def _idle_connection(self) -> socket.socket | None:
+        """Return a connection that is still open; servers close those that were idle for some seconds."""
+        while self.idle:
+            connection = self.idle.pop()
+            if not is_closed_by_peer(connection):
+                return connection
+            connection.close()
+        return None
 
     def _forget(self, answer: "_Answer") -> None:
         self.selector.unregister(answer.stream.socket)

@@ -81,6 +81,16 @@ class StreamedRequest:
         return length is not None and len(content) >= int(length[1])
 
 
+def is_closed_by_peer(connection: socket.socket) -> bool:
+    """Return whether the server has closed a connection, which must not block, after an answer was complete."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:  # there is nothing to read
+        return False
+    except ConnectionError:
+        return True
+
+
 def parse_answer(parts: Parts) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yield all events of an answer, with the time at which each was complete.
 
