@@ -3,7 +3,8 @@
     python fake_llama_server.py --model x.gguf --port 8080 ...
 
 Every third token is held back and counted in the next event, as llama-server does with incomplete characters. A prompt
-that starts with 0 is refused. A model whose name contains "broken" ends the program.
+that starts with 0 is refused. A model whose name contains "broken" ends the program; one whose name contains "closing"
+closes the connection after each answer without having said so, as llama-server does after streams.
 """
 
 import json
@@ -47,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_event({"tokens": [7], "tokens_predicted": number})
         self.send_event({"stop": True, "tokens_predicted": request["n_predict"], "options": OPTIONS})
         self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = "closing" in OPTIONS["--model"]
 
     def send_event(self, event):
         """Send an event in two chunks, and the second chunk in two parts."""

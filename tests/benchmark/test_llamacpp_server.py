@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def gguf_target(tmp_path):
 
 def prompts():
     return [[number + 1, 2, 3] for number in range(LOAD.num_requests)]
+
+
+def test_connections_that_are_closed_without_notice_lose_no_request(fake_server, gguf_target):
+    path = gguf_target.path.rename(gguf_target.path.with_name("closing.gguf"))
+    engine = LlamaServer(replace(gguf_target, path=path), "int8")
+    try:
+        engine.open(3, LOAD.capacity)
+        engine._idle_connection = lambda: engine.idle.pop() if engine.idle else None  # the check comes too soon
+        run = run_load(engine, prompts(), 3, LOAD.num_tokens)
+        assert len(run.first_token_seconds) == 8
+    finally:
+        engine.close()
 
 
 def test_every_request_gets_its_tokens(fake_server, gguf_target):

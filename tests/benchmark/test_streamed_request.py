@@ -90,6 +90,10 @@ def test_a_connection_is_used_again_after_a_stream_and_after_a_refusal():
         wait_and_receive(request)
         assert request.is_closed
         assert not request.is_kept
+        assert not request.is_lost
+        request = StreamedRequest(listener.getsockname()[1], "/x", {}, connection)
+        wait_and_receive(request)
+        assert request.is_lost
         request.close()
     assert all(each.startswith(b"POST /x HTTP/1.1\r\n") for each in received)
 

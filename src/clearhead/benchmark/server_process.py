@@ -34,6 +34,7 @@ class _Answer:
     """A request that the server is answering."""
 
     number: int
+    body: dict[str, Any]
     stream: StreamedRequest
 
 
@@ -81,10 +82,7 @@ class ServerProcess(ServingEngine):
             raise
 
     def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
-        request = StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens), self._idle_connection())
-        answer = _Answer(number, request)
-        self.answers.add(answer)
-        self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
+        self._start(number, self.request_body(prompt, num_tokens), self._idle_connection())
 
     def wait(self) -> list[int]:
         finished = []
@@ -95,7 +93,11 @@ class ServerProcess(ServingEngine):
         for key, _ in ready:
             answer: _Answer = key.data
             answer.stream.receive()
-            if answer.stream.is_complete:
+            if answer.stream.is_lost:
+                self._forget(answer)
+                answer.stream.close()
+                self._start(answer.number, answer.body)
+            elif answer.stream.is_complete:
                 self._forget(answer)
                 self.received[answer.number] = answer.stream.parts
                 finished.append(answer.number)
@@ -128,8 +130,13 @@ class ServerProcess(ServingEngine):
             self.process.wait()
             self.process = None
 
+    def _start(self, number: int, body: dict[str, Any], connection: socket.socket | None = None) -> None:
+        answer = _Answer(number, body, StreamedRequest(self.port, self.path, body, connection))
+        self.answers.add(answer)
+        self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
+
     def _idle_connection(self) -> socket.socket | None:
-        """Return a connection that is still open; servers close those that were idle for some seconds."""
+        """Return a connection that is still open. llama.cpp's server closes them after each stream."""
         while self.idle:
             connection = self.idle.pop()
             if not is_closed_by_peer(connection):

@@ -40,6 +40,7 @@ class StreamedRequest:
         self.socket.sendall(head.encode() + content)
         self.socket.setblocking(False)
         self.parts: list[tuple[float, bytes]] = []
+        self.is_reused = connection is not None
         self.is_closed = False  # whether the server has closed the connection
         self._end = b""  # the last bytes that have arrived
 
@@ -59,6 +60,11 @@ class StreamedRequest:
     def is_complete(self) -> bool:
         """Whether the whole answer has arrived, or the server has closed the connection."""
         return self.is_closed or self._end == _LAST_CHUNK or self._has_whole_refusal()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server closed the connection of an earlier answer before it read this request."""
+        return self.is_reused and self.is_closed and not any(data for _, data in self.parts)
 
     @property
     def is_kept(self) -> bool:
