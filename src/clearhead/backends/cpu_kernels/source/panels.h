@@ -3,13 +3,19 @@
 #include "tiles.h"
 
 #ifdef CLEARHEAD_AVX512
-// Transpose 16 rows of 16 words: afterwards vector c holds word c of all rows.
-[[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
+// Transpose 16 rows of 16 words; load(r) returns row r. Afterwards vector c holds word c of all rows.
+template <class Load>
+[[gnu::always_inline]] inline void transpose(__m512i (&columns)[16], Load load) {
   __m512i fours[16];  // in each quarter of a vector, one word of four rows
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
-    const __m512i a = _mm512_unpacklo_epi32(rows[i], rows[i + 1]), c = _mm512_unpacklo_epi32(rows[i + 2], rows[i + 3]);
-    const __m512i b = _mm512_unpackhi_epi32(rows[i], rows[i + 1]), d = _mm512_unpackhi_epi32(rows[i + 2], rows[i + 3]);
+    Words rows[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) rows[r] = (Words)load(i + r), keep_in_register(rows[r]);
+    const __m512i a = _mm512_unpacklo_epi32((__m512i)rows[0], (__m512i)rows[1]);
+    const __m512i b = _mm512_unpackhi_epi32((__m512i)rows[0], (__m512i)rows[1]);
+    const __m512i c = _mm512_unpacklo_epi32((__m512i)rows[2], (__m512i)rows[3]);
+    const __m512i d = _mm512_unpackhi_epi32((__m512i)rows[2], (__m512i)rows[3]);
     fours[i] = _mm512_unpacklo_epi64(a, c), fours[i + 1] = _mm512_unpackhi_epi64(a, c);
     fours[i + 2] = _mm512_unpacklo_epi64(b, d), fours[i + 3] = _mm512_unpackhi_epi64(b, d);
   }
@@ -19,8 +25,8 @@
     const __m512i b = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd);
     const __m512i c = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
     const __m512i d = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xdd);
-    rows[j] = _mm512_shuffle_i32x4(a, c, 0x88), rows[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
-    rows[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88), rows[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    columns[j] = _mm512_shuffle_i32x4(a, c, 0x88), columns[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    columns[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88), columns[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
   }
 }
 
@@ -28,12 +34,10 @@
 inline __mmask16 first_words(int64_t count) { return count < 16 ? (1u << count) - 1 : 0xffff; }
 
 // Load up to 16 words of 16 rows, which are `bytes` apart, and transpose them; missing words become 0.
-[[gnu::always_inline]] inline void load_transposed(__m512i (&rows)[16], const char* from, int64_t bytes,
+[[gnu::always_inline]] inline void load_transposed(__m512i (&columns)[16], const char* from, int64_t bytes,
                                                    int64_t num_words) {
   const __mmask16 mask = first_words(num_words);
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; r++) rows[r] = _mm512_maskz_loadu_epi32(mask, from + r * bytes);
-  transpose(rows);
+  transpose(columns, [&](int r) { return _mm512_maskz_loadu_epi32(mask, from + r * bytes); });
 }
 #endif
 
@@ -43,14 +47,12 @@ template <class Use>
 [[gnu::always_inline]] inline void for_columns(const char* from, int64_t bytes, int64_t num_rows, int64_t num_words,
                                                Use use) {
 #ifdef CLEARHEAD_AVX512
+  __m512i columns[16];
   const __mmask16 mask = first_words(num_words);
-  __m512i rows[16];
-#pragma GCC unroll 16
-  for (int r = 0; r < 16; r++) rows[r] = _mm512_maskz_loadu_epi32(r < num_rows ? mask : 0, from + r * bytes);
-  transpose(rows);
+  transpose(columns, [&](int r) { return _mm512_maskz_loadu_epi32(r < num_rows ? mask : 0, from + r * bytes); });
 #pragma GCC unroll 16
   for (int c = 0; c < 16; c++)
-    if (c < num_words) use(c, (Words)rows[c]);
+    if (c < num_words) use(c, (Words)columns[c]);
 #else
   Words columns[16] = {};
   for (int64_t r = 0; r < std::min<int64_t>(num_rows, 16); r++)

@@ -24,7 +24,13 @@ typedef uint32_t Words __attribute__((vector_size(64), aligned(2), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
 
 inline Vector load(const float* x) { return *(const Vector*)x; }
-inline Vector load(const Bfloat16* x) { return (Vector)(__builtin_convertvector(*(const Halves*)x, Words) << 16); }
+inline Vector load(const Bfloat16* x) {
+#ifdef CLEARHEAD_AVX512  // GCC 12 would convert each half and join them
+  return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16);
+#else
+  return (Vector)(__builtin_convertvector(*(const Halves*)x, Words) << 16);
+#endif
+}
 
 // Return the same number 16 times. Floats are handled as words: without AVX-512, GCC 12 would store a float to memory
 // 16 times.
@@ -58,7 +64,8 @@ inline Vector ordered_add(Vector a, Vector b) {
 
 // Prevent the compiler from loading a vector again each time it is used. A processor that multiplies two vectors in a
 // cycle also loads two, so that a second load for each product would take the time of the products.
-inline void keep_in_register([[maybe_unused]] Vector& x) {
+template <class V>
+inline void keep_in_register([[maybe_unused]] V& x) {
 #ifdef CLEARHEAD_AVX512
   asm("" : "+v"(x));
 #endif
