@@ -111,7 +111,7 @@ inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, 
   const int64_t most = w.num_groups ? PACKED_BAND : BAND, bands = (M + most - 1) / most;
   for (int64_t band = 0; band < bands; band++) {
     const int64_t m = M * band / bands, count = M * (band + 1) / bands - m;
-    float products[BAND * PANEL], up[BAND * PANEL];
+    alignas(64) float products[BAND * PANEL], up[BAND * PANEL];
     to.prefetch(m, count, n);
     multiply_panel(products, x, m, count, panel, w, next_panel(w, n, band, bands));
     if (to.gated) multiply_panel(up, x, m, count, up_panel, w, next_panel(w, to.N + n, band, bands));
@@ -125,7 +125,7 @@ inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, 
 inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, const Matrix& w, int64_t n, int64_t,
                                const PanelRows& next, GatedPart part) {
   thread_local Panel panel;
-  float products[MAX_FEW_ROWS * PANEL], up[MAX_FEW_ROWS * PANEL];
+  alignas(64) float products[MAX_FEW_ROWS * PANEL], up[MAX_FEW_ROWS * PANEL];
   auto multiply = [&](float* y, int64_t row, const PanelRows& next) {
     if (is_read_by_one(w)) return multiply_blocks(y, x, panel, w, row);
     multiply_few_rows(y, x, M, panel, w, row, next);
