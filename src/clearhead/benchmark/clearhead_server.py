@@ -2,7 +2,8 @@
 
     engine = ClearheadServer(target, "int4"); engine.open(concurrency=8, capacity=128)
 
-It keeps its defaults, but for one place for each client, the engine's memory and the threads of the benchmark.
+It keeps its defaults, except for the number of concurrent requests, the memory of the KV cache and the number of
+threads, which are those of the benchmark's own engine.
 """
 
 import sys

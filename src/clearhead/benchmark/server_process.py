@@ -136,7 +136,7 @@ class ServerProcess(ServingEngine):
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
 
     def _idle_connection(self) -> socket.socket | None:
-        """Return a connection that is still open. llama.cpp's server closes them after each stream."""
+        """Return an idle connection that the server has not closed, or None: llama.cpp closes one after each stream."""
         while self.idle:
             connection = self.idle.pop()
             if not is_closed_by_peer(connection):

@@ -63,12 +63,12 @@ class StreamedRequest:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the server closed the connection of an earlier answer before it read this request."""
+        """Whether the server closed a reused connection without answering, so that the request must be sent again."""
         return self.is_reused and self.is_closed and not any(data for _, data in self.parts)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the server keeps the connection for further requests. The answer must be complete."""
+        """Whether another request can be sent on the connection, once the answer is complete."""
         if self.is_closed:
             return False
         head = b"".join(data for _, data in self.parts).partition(b"\r\n\r\n")[0]
@@ -88,7 +88,7 @@ class StreamedRequest:
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Return whether the server has closed a connection, which must not block, after an answer was complete."""
+    """Return whether the server has closed an idle connection. The socket must be non-blocking."""
     try:
         return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:  # there is nothing to read

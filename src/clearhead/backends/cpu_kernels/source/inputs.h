@@ -16,19 +16,19 @@
 #include "vectors.h"
 
 template <class T>
-struct LineAllocator {
+struct CacheLineAllocator {
   typedef T value_type;
   static constexpr std::align_val_t LINE{64};
 
   T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), LINE); }
   void deallocate(T* from, size_t) { ::operator delete(from, LINE); }
-  bool operator==(const LineAllocator&) const { return true; }
-  bool operator!=(const LineAllocator&) const { return false; }
+  bool operator==(const CacheLineAllocator&) const { return true; }
+  bool operator!=(const CacheLineAllocator&) const { return false; }
 };
 
 // A vector that starts at a cache line: a load of 64 bytes that touches two lines takes twice the time.
 template <class T>
-using Aligned = std::vector<T, LineAllocator<T>>;
+using AlignedVector = std::vector<T, CacheLineAllocator<T>>;
 
 enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4, INT5, INT6, INT4_HALVES, PARTS };
 enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM, DEVIATION_NORM };
@@ -118,10 +118,10 @@ inline int64_t words_per_row(const Matrix& w) {
 
 // Rows of x in the format of W.
 struct InputRows {
-  Aligned<uint32_t> words;        // (M, words_per_row)
-  Aligned<int32_t> initial_sums;  // (M, K/32), of half groups (M, 2 K/32): -zero point * sum of quants
-  Aligned<int32_t> half_sums;     // (M, 2 K/32): the sums of the quants of half groups, if W has halves
-  Aligned<float> scales, sums;    // (M, K/32)
+  AlignedVector<uint32_t> words;        // (M, words_per_row)
+  AlignedVector<int32_t> initial_sums;  // (M, K/32), of half groups (M, 2 K/32): -zero point * sum of quants
+  AlignedVector<int32_t> half_sums;     // (M, 2 K/32): the sums of the quants of half groups, if W has halves
+  AlignedVector<float> scales, sums;    // (M, K/32)
 
   // Allocate M rows of up to `longest` words.
   void reserve(int64_t M, int64_t longest) {
@@ -139,7 +139,7 @@ struct InputRows {
 
   // Normalize row m of x and convert it to the format of W.
   [[gnu::noinline]] void set_row(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
-    thread_local Aligned<float> values;
+    thread_local AlignedVector<float> values;
     values.assign(words_per_row(w) * (w.kind == FLOAT32 ? 1 : w.kind == BFLOAT16 ? 2 : 4), 0);
     normalize(values.data(), x, w.K, norm);
     uint32_t* to = &words[m * words_per_row(w)];

@@ -78,7 +78,7 @@ struct PagedAttention {
 
   // Memory of one thread.
   struct Scratch {
-    Aligned<float> queries, keys, values, scores;
+    AlignedVector<float> queries, keys, values, scores;
   };
 
   // Return the keys or values of slot s of a sequence, which are adjacent to those of the rest of its block.
@@ -361,7 +361,7 @@ struct PagedAttention {
   // Compute key-value head k of a band.
   void attend_band(float* y, const Band& band, int64_t k) const {
     thread_local Scratch scratch;
-    thread_local Aligned<float> states, next;
+    thread_local AlignedVector<float> states, next;
     gather_queries(scratch, band, k);
     const int64_t rows = band.count * group, stride = H + 2;
     states.assign(rows * stride, 0);

@@ -90,9 +90,9 @@ struct PanelRows {
 
 // 32 rows of W, transposed: word i of all rows, then word i + 1.
 struct Panel {
-  Aligned<uint32_t> words;
-  Aligned<float> scales, offsets;
-  Aligned<int32_t> half_scales, half_offsets;  // (2 num_groups, PANEL)
+  AlignedVector<uint32_t> words;
+  AlignedVector<float> scales, offsets;
+  AlignedVector<int32_t> half_scales, half_offsets;  // (2 num_groups, PANEL)
 
   // Transpose rows [n, n + count) of W.
   void fill(const Matrix& w, int64_t n, int64_t count) {
@@ -194,7 +194,7 @@ struct Panel {
   }
 
   // Write the signed bytes of rows [n + r, n + r + rows) of (N, count) to columns r, r + 1, ... of (count, PANEL).
-  static void fill_halves(Aligned<int32_t>& to, const uint8_t* from, int64_t count, int64_t n, int64_t r,
+  static void fill_halves(AlignedVector<int32_t>& to, const uint8_t* from, int64_t count, int64_t n, int64_t r,
                           int64_t rows) {
     to.resize(count * PANEL);
     for_bytes(from, count, n + r, rows, [&](int64_t half, Words bytes) {
@@ -225,7 +225,7 @@ struct Panel {
             has_halves(w) && w.offsets ? half_offsets.data() + row : nullptr};
   }
 
-  static void convert(Aligned<float>& to, const uint16_t* scales, int64_t num_groups, int64_t n, int64_t count) {
+  static void convert(AlignedVector<float>& to, const uint16_t* scales, int64_t num_groups, int64_t n, int64_t count) {
     to.resize(num_groups * PANEL);
     const char* rows = (const char*)(scales + n * num_groups);
     for (int64_t i = 0; i < count * num_groups * 2; i += 64)  // of the next panel

@@ -9,7 +9,7 @@ inline int64_t round_up(int64_t count) { return (count + PANEL - 1) / PANEL * PA
 // Keys and values of all sequences and heads as floats, shared by all threads: keys (B, K, S/PANEL, H, PANEL), so that
 // a vector holds the same entry of 16 keys; values (B, K, S, H). S, and H of the values, are padded to whole panels.
 struct FloatKeysValues {
-  Aligned<float> keys, values;
+  AlignedVector<float> keys, values;
 
   void reserve(int64_t B, const Heads& heads, const KeyValueView& cache) {
     const size_t slots = B * heads.K * round_up(cache.S);
@@ -85,7 +85,7 @@ struct PromptAttention {
   void attend_band(float* y, const float* q, int64_t q_stride, int64_t b, int64_t n, int64_t t) const {
     const int64_t H = heads.H, rows = std::min(BAND, T - t), head = b * heads.K + n / (heads.N / heads.K);
     const uint8_t* allowed = cache.allowed ? cache.allowed + (b * T + t) * cache.S : nullptr;
-    thread_local Aligned<float> queries, scores, out;
+    thread_local AlignedVector<float> queries, scores, out;
     queries.assign(BAND * H, 0);
     scores.resize(BAND * round_up(cache.S));
     out.resize(BAND * round_up(H));
