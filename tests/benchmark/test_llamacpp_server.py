@@ -139,6 +139,23 @@ def test_a_server_that_is_killed_ends_the_run(fake_server, gguf_target):
     assert engine.answers == set()
 
 
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_request_to_a_server_that_has_ended_gives_its_reason(fake_server, gguf_target, is_checked):
+    engine = LlamaServer(gguf_target, "stored")
+    engine.open(1, 100)
+    run_load(engine, prompts(), 1, LOAD.num_tokens)
+    assert len(engine.idle) == 1
+    if not is_checked:
+        engine._idle_connection = lambda: engine.idle.pop() if engine.idle else None
+    engine.process.kill()
+    engine.process.wait()
+    try:
+        with pytest.raises(ClearheadError, match="llama-server was ended by SIGKILL: it gave no reason"):
+            run_load(engine, prompts(), 1, LOAD.num_tokens)
+    finally:
+        engine.close()
+
+
 def test_closing_ends_the_process(fake_server, gguf_target):
     engine = LlamaServer(gguf_target, "stored")
     engine.open(1, 100)

@@ -43,6 +43,7 @@ class ClearheadServer(ServerProcess):
         self.model_path = target.path or target.huggingface_folder()
 
     def command(self, concurrency: int, capacity: int) -> list[str]:
+        # A file whose token table is packed computes in float32.
         dtype = torch.float32 if self.weights == "stored" else DTYPES.get(self.weights, torch.bfloat16)
         memory = cache_bytes(self.target.model.config, dtype, concurrency, capacity)
         return [

@@ -16,6 +16,7 @@ import subprocess
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,7 +51,7 @@ class ServerProcess(ServingEngine):
         self.log = target.folder / f"{self.program_name.replace(' ', '-')}-{weights}.log"
         self.port = 0
         self.selector = selectors.DefaultSelector()
-        self.idle: list[socket.socket] = []  # connections that further requests can use, as clients in use do
+        self.idle: list[socket.socket] = []  # open connections without a request, which the next requests use
         self.answers: set[_Answer] = set()  # those that are not complete yet
         self.received: dict[int, Parts] = {}  # complete answers, by the number of the request
 
@@ -131,7 +132,14 @@ class ServerProcess(ServingEngine):
             self.process = None
 
     def _start(self, number: int, body: dict[str, Any], connection: socket.socket | None = None) -> None:
-        answer = _Answer(number, body, StreamedRequest(self.port, self.path, body, connection))
+        assert self.process is not None
+        try:
+            answer = _Answer(number, body, StreamedRequest(self.port, self.path, body, connection))
+        except ConnectionError as error:
+            with suppress(subprocess.TimeoutExpired):  # a process closes its port before it has ended
+                self.process.wait(timeout=5)
+            self._check_running()
+            raise ClearheadError(f"{self.program_name} does not accept a connection: {error}") from error
         self.answers.add(answer)
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
 
