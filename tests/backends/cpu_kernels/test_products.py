@@ -1,12 +1,13 @@
 """Matrix products and unpacking in the C++ kernels against PyTorch, for every format and size of a weight."""
 
 import platform
+from ctypes import byref
 
 import pytest
 import torch
 from torch.nn import functional
 
-from clearhead.backends.cpu_kernels import library
+from clearhead.backends.cpu_kernels import ACTIVATION_CODES, NormStruct, describe_matrix, library
 from clearhead.backends.cpu_kernels.products import multiply_in_kernel, unpack
 from clearhead.backends.packed import pack, pack_gguf_blocks
 
@@ -39,12 +40,38 @@ def test_products_of_all_weight_formats(shape, rows):
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 130])
 def test_plain_products_of_every_size(dtype, columns):
     """Whole tiles and what is left over. x is rounded like W, so only the order of the sums, along K, may differ."""
-    for rows in (*range(1, 20), 32, 47, 48, 49, 130):
-        for height in (1, 3, 4, 6, 33):
+    for rows in (*range(1, 20), 23, 32, 47, 48, 49, 55, 64, 130):
+        for height in (1, 3, 4, 6, 33, 70):
             weight, x, bias = torch.randn(height, columns).to(dtype), torch.randn(rows, columns), torch.randn(height)
             expected = functional.linear(x.to(dtype).double(), weight.double(), bias.double())
             error = (multiply_in_kernel(x, weight, bias) - expected).abs().max()
             assert error < 5e-5, (rows, height)
+
+
+def gated_product(x, weight, bias):
+    """Return silu(x Gᵀ + b) (x Uᵀ + c); the rows of weight (2 N, K) are those of G, then those of U."""
+    x, y = x.contiguous(), torch.empty(len(x), len(weight) // 2)
+    matrix, kernels = describe_matrix(weight, bias), library.load_kernel_library()
+    silu = ACTIVATION_CODES["silu"]
+    kernels.clearhead_linear(y.data_ptr(), x.data_ptr(), len(x), byref(matrix), byref(NormStruct()), silu, 1, None)
+    return y
+
+
+# x is transposed, or W is: because ten rows of x or more would be missing in its last panel of 32, or x is too long.
+SIZES_OF_X = [(9, 96), (22, 96), (23, 96), (33, 96), (55, 130), (256, 576), (250, 1700)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), SIZES_OF_X)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_x_gets_the_same_bits_alone_and_among_others(dtype, rows, columns):
+    if not library.kernels_support_prompts():
+        pytest.skip("only with AVX-512 do the bits of a row not depend on the number of rows")
+    x, weight, bias = torch.randn(rows, columns), torch.randn(2 * 70, columns).to(dtype), torch.randn(2 * 70)
+    gate, up = functional.linear(x.to(dtype).double(), weight.double(), bias.double()).chunk(2, dim=1)
+    for product, exact in ((multiply_in_kernel, torch.cat([gate, up], 1)), (gated_product, functional.silu(gate) * up)):
+        together = product(x, weight, bias)
+        torch.testing.assert_close(together.double(), exact, atol=1e-2, rtol=1e-3)
+        assert torch.equal(together, torch.cat([product(row, weight, bias) for row in x.split(1)]))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 20, 60])

@@ -30,8 +30,8 @@ _SOURCES = [
     Path(__file__).parent / "source" / name
     for name in (
         *("kernels.cpp", "latent.h", "mixture.h", "pages.h", "packed_batch.h", "prompt.h", "attention.h"),
-        *("scores.h", "heads.h", "linear.h", "activations.h", "blocks.h", "few_rows.h", "panels.h"),
-        *("tiles.h", "inputs.h", "vectors.h"),
+        *("scores.h", "heads.h", "linear.h", "transposed_rows.h", "outputs.h", "activations.h", "blocks.h"),
+        *("few_rows.h", "panels.h", "tiles.h", "inputs.h", "vectors.h"),
     )
 ]
 # The compiler may reorder sums, or it could not vectorize any loop; infinities and NaN keep their meaning.

@@ -116,9 +116,18 @@ inline int64_t words_per_row(const Matrix& w) {
                               : int64_t(w.num_groups) * 8;
 }
 
+// Bytes of rows of x that may be transposed instead of W (transposed_rows.h), and how many rows the last panel may lack.
+// They have to stay in the second-level cache, which has 1 MB or more on processors with AVX-512.
+#ifdef CLEARHEAD_AVX512
+constexpr int64_t MAX_TRANSPOSED_BYTES = 768 * 1024, MAX_IDLE_ROWS = 9;
+#else
+constexpr int64_t MAX_TRANSPOSED_BYTES = 0, MAX_IDLE_ROWS = 0;
+#endif
+
 // Rows of x in the format of W.
 struct InputRows {
   AlignedVector<uint32_t> words;        // (M, words_per_row)
+  AlignedVector<uint32_t> transposed;   // (M / PANEL, words_per_row, PANEL), if x is transposed (transposed_rows.h)
   AlignedVector<int32_t> initial_sums;  // (M, K/32), of half groups (M, 2 K/32): -zero point * sum of quants
   AlignedVector<int32_t> half_sums;     // (M, 2 K/32): the sums of the quants of half groups, if W has halves
   AlignedVector<float> scales, sums;    // (M, K/32)
@@ -130,6 +139,12 @@ struct InputRows {
     sums.resize(scales.size());
     initial_sums.resize(2 * scales.size());
     half_sums.resize(2 * scales.size());
+  }
+
+  // The same for the transposed rows.
+  void reserve_transposed(int64_t M, int64_t longest) {
+    const int64_t num_words = std::min((M + MAX_IDLE_ROWS) * longest, MAX_TRANSPOSED_BYTES / 4);
+    transposed.resize(std::max<size_t>(transposed.size(), num_words));
   }
 
   typedef uint16_t HalfWord __attribute__((may_alias));

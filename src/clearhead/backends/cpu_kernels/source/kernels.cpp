@@ -176,6 +176,7 @@ struct WorkspaceMemory {
     }
     const int64_t D = layers[0].query_key_value.K;
     rows.reserve(M, longest);
+    rows.reserve_transposed(M, longest);
     floats.resize(std::max<size_t>(floats.size(), M * (projected + attended + inner + D) + states));
     Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values, mixture, latent};
     space.attended = space.projected + M * projected;
@@ -290,7 +291,7 @@ int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const Page
 int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
                          int32_t gated, const float* residual) try {
   InputRows rows;
-  if (M > MAX_PRIVATE_ROWS) rows.reserve(M, words_per_row(*w));
+  if (M > MAX_PRIVATE_ROWS) rows.reserve(M, words_per_row(*w)), rows.reserve_transposed(M, words_per_row(*w));
 #pragma omp parallel
   linear(Thread(), y, x, M, *w, *norm, ActivationKind(activation), gated, residual, rows);
   return 0;

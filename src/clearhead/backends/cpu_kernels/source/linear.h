@@ -3,60 +3,15 @@
 //
 //     rows of x                   with AVX-512                              otherwise
 //     up to MAX_FEW_ROWS          rows of W as they are stored              plain W: one row after the other
-//     more                        W in panels, which stay in the cache      8 bits, up to 16 rows: the same
-//                                 while all rows are multiplied             else W in panels
+//     more, if they fit into      plain W: x in panels, which stay there    8 bits, up to 16 rows: the same
+//     the second-level cache      for all of W                              else W in panels
+//     else, or W is quantized     W in panels, which stay in the cache
+//                                 while all rows are multiplied
 //
 // With AVX-512, the bits of a row of y depend on nothing but the same row of x: not on the number of rows or threads.
 #pragma once
-#include <omp.h>
-
-#include "activations.h"
 #include "blocks.h"
-
-// One of the threads that run the same code in parallel, and its part of some work: items first to last - 1.
-struct Thread {
-  int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
-  int64_t first(int64_t total) const { return total * number / count; }
-  int64_t last(int64_t total) const { return total * (number + 1) / count; }
-};
-
-// Up to this many rows of x, every thread converts all of them itself, which is cheaper than to wait for the others.
-constexpr int64_t MAX_PRIVATE_ROWS = 8;
-
-// What becomes of the products with W: y (M, N). gated: W holds the rows of the gate, then those of up, and
-// y = activation(gate) * up. `residual` (M, N) may be null or y, and excludes an activation.
-struct Output {
-  float* y;
-  int64_t N;
-  const float* bias;
-  Activation activation;
-  bool gated;
-  const float* residual;
-  int64_t stride;  // of the rows of y and of the residual
-
-  // Prefetch what `write` will change: with many rows, each of its lines is in another page of memory.
-  void prefetch(int64_t m, int64_t count, int64_t n) const {
-    for (int64_t r = m; r < m + count; r++)
-      for (int64_t c = 0; c < PANEL; c += 16) __builtin_prefetch(y + r * stride + n + c, 1, 3);
-  }
-
-  // Write `count` rows from row m on and the columns [n, n + columns), from products (count, PANEL), which change.
-  [[gnu::noinline]] void write(int64_t m, int64_t count, int64_t n, int64_t columns, float* products, float* up) const {
-    for (int64_t r = 0; bias && r < count; r++) {
-      for (int64_t c = 0; c < columns; c++) products[r * PANEL + c] += bias[n + c];
-      for (int64_t c = 0; gated && c < columns; c++) up[r * PANEL + c] += bias[N + n + c];
-    }
-    if (gated && activation.limit > 0) clamp_gate(products, up, count * PANEL, activation);
-    if (activation != IDENTITY) activate(products, count * PANEL, activation);
-    for (int64_t r = 0; r < count; r++) {
-      float *to = y + (m + r) * stride + n, *from = products + r * PANEL;
-      const float *factor = up + r * PANEL, *added = residual ? residual + (m + r) * stride + n : nullptr;
-      for (int64_t c = 0; gated && c < columns; c++) from[c] *= factor[c];
-      for (int64_t c = 0; added && c < columns; c++) from[c] += added[c];
-      std::copy(from, from + columns, to);
-    }
-  }
-};
+#include "transposed_rows.h"
 
 // Compute y (count, PANEL) = W x for the rows of W in the panel and rows [m, m + count) of x.
 template <int rows = BAND>
@@ -217,6 +172,8 @@ inline void linear_part(const Thread& thread, float* y, int64_t stride, const fl
   const Output to{y, N, w.bias, activation, gated, residual, stride};
   const int64_t first = thread.first(panels) * PANEL, last = std::min(N, thread.last(panels) * PANEL);
   const PanelRows after = following.first_panel(thread);
+  const bool transposes = transposes_x(M, w);
+  if (transposes) transpose_rows(thread, shared, M, w);
 #ifdef CLEARHEAD_AVX512
   // All of the gate, then the rest: memory is read faster in order than from two places in turns.
   const bool in_order = gated && N % PANEL == 0 && runs_as_stored(M, w, PANEL);
@@ -227,11 +184,13 @@ inline void linear_part(const Thread& thread, float* y, int64_t stride, const fl
 #endif
   for (int64_t n = first; n < last; n += PANEL) {
     const int64_t columns = std::min(PANEL, N - n), next = (in_order ? N : 0) + n + PANEL;
-    if (!runs_as_stored(M, w, columns))
+    const PanelRows following_rows = n + 2 * PANEL <= last ? PanelRows{&w, next} : after;
+    if (transposes && columns == PANEL)
+      multiply_transposed(to, rows, M, w, n, following_rows.w ? following_rows.values() : nullptr);
+    else if (!runs_as_stored(M, w, columns))
       multiply_in_panels(to, rows, M, w, n, columns);
     else
-      multiply_as_stored(to, rows, M, w, n, columns, n + 2 * PANEL <= last ? PanelRows{&w, next} : after,
-                         in_order ? UP : WHOLE);
+      multiply_as_stored(to, rows, M, w, n, columns, following_rows, in_order ? UP : WHOLE);
   }
 #pragma omp barrier
 }
