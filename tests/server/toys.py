@@ -105,7 +105,7 @@ def serve(model, limits=None, names=(NAME, "alias"), loads=True, **settings):
     settings = ServerSettings(port=0, limits=limits or Limits(), **settings)
     state, app, started = ServerState(settings), None, threading.Event()
     app = create_app(state)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sends at once only if this is named
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
         app, http=limited_protocol(settings.limits), ws="none", lifespan="off", log_config=None, timeout_keep_alive=30

@@ -1,6 +1,6 @@
 """Choice: one text of an answer, from the events of the engine to pieces of text. Without HTTP.
 
-    choice = Choice(0, request, tokenizer); piece = choice.push(event)
+    choice = Choice(0, request, tokenizer); piece = choice.push(events)
 
 Stop strings, characters that are split over tokens, and log-probabilities are handled here, in the same way for streams
 and complete answers, so that both have the same text.
@@ -21,19 +21,12 @@ _UNLIMITED = 2**62
 
 @dataclass(slots=True)  # not frozen: there is one for each token, and frozen fields are set slowly
 class Piece:
-    """What one or several events add to a text: characters, the tokens that they consist of, or its end."""
+    """What events add to a text: characters, the tokens that they consist of, or its end."""
 
     index: int
     text: str = ""
     scores: Sequence[TokenScore] = ()
     finish_reason: FinishReason | None = None
-
-    def extend(self, later: "Piece") -> None:
-        """Append what later events add."""
-        self.text += later.text
-        if later.scores:
-            self.scores = [*self.scores, *later.scores]
-        self.finish_reason = later.finish_reason
 
     @property
     def is_only_text(self) -> bool:
@@ -64,6 +57,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self._sequence = TokenSequence(request.prompt, request.options, source=request.source)
         self._output = TextOutput(tokenizer, self._sequence)
+        self._decodes_singly = bool(request.options.stop or visible)  # what follows a token may depend on its text
         self._tokenizer = tokenizer
         self._echo = echo  # None once it has been returned
         self._num_characters = len(echo or "")
@@ -75,21 +69,28 @@ class Choice:
         """Number of tokens generated so far, a stop token included."""
         return len(self._sequence.tokens)
 
-    def push(self, event: Event) -> Piece:
-        """Return what an event adds. After a stop string there is a finish reason, although the engine goes on."""
-        prefix, prompt_scores = ("", []) if event.prompt is None and self._echo is None else self._take_echo(event)
-        if event.token is not None:
-            self._sequence.append(event.token, _UNLIMITED)
-            if event.logprobs is not None:
-                self._waiting.append(self._scorer.score(event.token, *step_scores(event.logprobs)))
-        if event.finish_reason is not None:
-            self._sequence.finished = True
-        text = self._output.update() + self._visible.get(-1 if event.token is None else event.token, "")
-        self._num_characters += len(text)
-        if self._sequence.finished:
-            self.finish_reason = "stop" if self._output.finish_reason == "stop" else "length"
-        scores = prompt_scores + self._take_scores() if self._waiting else prompt_scores
-        return Piece(self.index, prefix + text, scores, self.finish_reason)
+    def push(self, events: Sequence[Event]) -> Piece:
+        """Return what events add together. Those after a stop string are ignored: the engine does not know it."""
+        text, scores = "", list[TokenScore]()
+        for event in events:
+            if event.prompt is not None or self._echo is not None:
+                echo, scores = self._take_echo(event)
+                text += echo
+            if event.token is not None:
+                self._sequence.append(event.token, _UNLIMITED)
+                if event.logprobs is not None:
+                    self._waiting.append(self._scorer.score(event.token, *step_scores(event.logprobs)))
+            if event.finish_reason is not None:
+                self._sequence.finished = True
+            if self._decodes_singly or event is events[-1]:
+                added = self._output.update() + self._visible.get(-1 if event.token is None else event.token, "")
+                self._num_characters += len(added)
+                text += added
+                if self._sequence.finished:
+                    self.finish_reason = "stop" if self._output.finish_reason == "stop" else "length"
+                    break
+        scores = scores + self._take_scores() if self._waiting else scores
+        return Piece(self.index, text, scores, self.finish_reason)
 
     def _take_echo(self, event: Event) -> tuple[str, list[TokenScore]]:
         """Return the text and the scores of the prompt with the first event, nothing later."""

@@ -127,17 +127,16 @@ class Job:
         """Report what events add to the texts, one piece for each text. An error ends the wait afterwards."""
         if self._has_ended.is_set():
             return
+        arrivals_of: dict[int, list[Arrival]] = {}
+        for arrival in arrivals:
+            arrivals_of.setdefault(arrival[0], []).append(arrival)
+        pieces: list[Piece] = []
         try:
-            pieces: dict[int, Piece] = {}
             try:
-                for index, event, now in arrivals:
-                    piece = self._push(index, event, now)
-                    if index not in pieces and piece is not None:
-                        pieces[index] = piece
-                    elif piece is not None:
-                        pieces[index].extend(piece)
+                for index, each in arrivals_of.items():
+                    self._push(index, each, pieces)
             finally:
-                self._on_pieces(list(pieces.values()))
+                self._on_pieces(pieces)
         except Exception as error:
             self._end(error)
             return
@@ -145,25 +144,31 @@ class Job:
         if not self._unfinished:
             self._end()
 
-    def _push(self, index: int, event: Event, now: float) -> Piece | None:
-        """Return what an event adds; None if its text has ended already, after a stop string."""
-        choice = self.choices[index]
-        if event.finish_reason is not None:
+    def _push(self, index: int, arrivals: Sequence[Arrival], pieces: list[Piece]) -> None:
+        """Add to `pieces` what the events of one text add, unless it has ended already, after a stop string.
+
+        Raise ApiError if it did not end normally.
+        """
+        choice, reason = self.choices[index], arrivals[-1][1].finish_reason
+        has_failed = reason in ("error", "aborted")
+        if reason is not None:
             self._streams.pop(index, None)
-        if choice.finish_reason is not None:
-            return None
-        if event.finish_reason in ("error", "aborted"):
-            self._count_end(choice, "error" if event.finish_reason == "error" else "abort")
-            raise _error_of(event)
-        piece = choice.push(event)
-        if event.token is not None:
-            self._count_token(index, now)
-        if piece.finish_reason is not None:
-            self._unfinished -= 1
-            self._count_end(choice, piece.finish_reason)
-            if index in self._streams:  # the engine does not know stop strings
-                self._streams.pop(index).abort()
-        return piece
+        events = [event for _, event, _ in arrivals[: len(arrivals) - has_failed]]
+        if events and choice.finish_reason is None:
+            num_before = choice.num_tokens
+            piece = choice.push(events)
+            pieces.append(piece)
+            times = [now for _, event, now in arrivals if event.token is not None]
+            for now in times[: choice.num_tokens - num_before]:
+                self._count_token(index, now)
+            if piece.finish_reason is not None:
+                self._unfinished -= 1
+                self._count_end(choice, piece.finish_reason)
+                if index in self._streams:  # the engine does not know stop strings
+                    self._streams.pop(index).abort()
+        if has_failed and choice.finish_reason is None:
+            self._count_end(choice, "error" if reason == "error" else "abort")
+            raise _error_of(arrivals[-1][1])
 
     def _expire(self) -> None:
         seconds = self._service.settings.limits.request_seconds

@@ -207,8 +207,8 @@ def _is_within(numbers: np.ndarray, end: int) -> bool:
 
 def _array(tensor: Tensor, dtype: type[np.generic]) -> np.ndarray:
     array: np.ndarray = tensor.numpy()
-    fits = array.dtype == dtype and array.flags.c_contiguous
-    _require(fits, f"the kernels read contiguous {dtype.__name__} numbers, not {array.dtype}")
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise AssertionError(f"the kernels read contiguous {dtype.__name__} numbers, not {array.dtype}")
     return array
 
 
