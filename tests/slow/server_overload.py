@@ -25,7 +25,7 @@ from collections import Counter
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from clearhead.benchmark.streamed_request import StreamedRequest, parse_answer
+from clearhead.benchmark.streamed_request import StreamedRequest, is_closed_by_peer, parse_answer
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "ignore_eos": True, "stream": True}
 HEADERS = {"Content-Type": "application/json"}
@@ -95,7 +95,7 @@ def _load(url, num_clients, seconds, period=0.0):
             if starts_at >= deadline:
                 continue
             try:
-                request = StreamedRequest(urlsplit(url).port, "/v1/completions", BODY, idle.pop() if idle else None)
+                request = StreamedRequest(urlsplit(url).port, "/v1/completions", BODY, _open_connection(idle))
             except OSError:
                 num_failed += 1
                 heapq.heappush(starts, (now + max(period, 0.01), number))
@@ -109,6 +109,9 @@ def _load(url, num_clients, seconds, period=0.0):
             if request.is_complete:
                 clients.unregister(request.socket)
                 request.close() if request.is_closed else idle.append(request.socket)
+                if request.is_lost:  # the server closed the connection just before: as any client, send it again
+                    heapq.heappush(starts, (starts_at, number))
+                    continue
                 answers.append((sent, request.parts))
                 heapq.heappush(starts, (max(starts_at + period, time.perf_counter()), number))
     watcher.join()
@@ -122,6 +125,16 @@ def _load(url, num_clients, seconds, period=0.0):
         "requests_per_second": (after - before) / BODY["max_tokens"] / elapsed,
         "seconds": elapsed,
     }
+
+
+def _open_connection(idle):
+    """Return an idle connection that the server has not closed, or None."""
+    while idle:
+        connection = idle.pop()
+        if not is_closed_by_peer(connection):
+            return connection
+        connection.close()
+    return None
 
 
 def _read_answers(answers, num_unanswered):

@@ -130,6 +130,7 @@ class _Run:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # the address of a client is not used
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=1,  # _drain has waited already

@@ -3,6 +3,7 @@
 settings = ServerSettings(port=8000, api_keys=("secret",), max_queued=64, limits=Limits(max_choices=4))
 """
 
+import functools
 import ipaddress
 import math
 from dataclasses import dataclass, field, fields
@@ -103,6 +104,7 @@ class ServerSettings:
         return is_loopback(self.host)
 
 
+@functools.lru_cache(maxsize=64)  # asked for the host of every request
 def is_loopback(host: str) -> bool:
     """Return whether a host is a name or an address of this machine that others cannot reach."""
     if host.lower().rstrip(".") == "localhost":
