@@ -127,3 +127,10 @@ def test_keys_come_from_the_environment_and_prompts_are_not_logged(folder):
         assert "everybody" not in log
     with started(folder, *options) as (process, url):
         assert any("anybody who can reach 0.0.0.0 can use this server" in line for line in process.lines)
+
+
+def test_an_alias_that_is_the_name_is_listed_once(folder):
+    with started(folder, "--alias", folder.name, "--alias", "other") as (_, url):
+        while (answer := httpx2.get(f"{url}/v1/models")).status_code == 503:
+            time.sleep(0.05)
+    assert [model["id"] for model in answer.json()["data"]] == [folder.name, "other"]

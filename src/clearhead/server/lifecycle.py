@@ -152,7 +152,7 @@ class _Run:
             loop.call_soon_threadsafe(self._serve, service, listener.getsockname())
 
     def _create_service(self, loop: asyncio.AbstractEventLoop) -> Service:
-        names = (self._name, *self._settings.aliases)
+        names = tuple(dict.fromkeys((self._name, *self._settings.aliases)))
         if current_launch().size == 1:
             return Service(self._load(), names, self._settings, self._state.metrics, loop)
         group = self._group = ProcessGroup.start(self._device)

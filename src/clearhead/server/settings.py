@@ -97,6 +97,8 @@ class ServerSettings:
         for name in self.aliases:
             if not name.strip() or not name.isprintable():
                 raise ClearheadError(f"the alias {quote(name)} is not a valid name; it must be printable and not blank")
+        if self.runs is not None and not self.runs.is_dir():
+            raise ClearheadError(f"the folder of training runs {quote(str(self.runs))} does not exist; create it first")
 
     @property
     def listens_on_loopback(self) -> bool:
