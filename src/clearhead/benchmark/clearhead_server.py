@@ -2,8 +2,8 @@
 
     engine = ClearheadServer(target, "int4"); engine.open(concurrency=8, capacity=128)
 
-It keeps its defaults, except for the number of concurrent requests, the memory of the KV cache and the number of
-threads, which are those of the benchmark's own engine.
+The server runs with its default settings. Only the number of concurrent requests, the memory of the KV cache and the
+number of threads are set, to those of the engine that runs in the benchmark itself.
 """
 
 import sys
@@ -43,7 +43,7 @@ class ClearheadServer(ServerProcess):
         self.model_path = target.path or target.huggingface_folder()
 
     def command(self, concurrency: int, capacity: int) -> list[str]:
-        # A file whose token table is packed computes in float32.
+        # A GGUF file whose token table stays packed runs in float32.
         dtype = torch.float32 if self.weights == "stored" else DTYPES.get(self.weights, torch.bfloat16)
         memory = cache_bytes(self.target.model.config, dtype, concurrency, capacity)
         return [

@@ -21,7 +21,7 @@ _SPARE_TOKENS = 64  # per request: its last page is partly empty, and another on
 
 
 def cache_bytes(config: ModelConfig, dtype: torch.dtype, concurrency: int, capacity: int) -> int:
-    """Return the bytes of a KV cache with room for one text of each client."""
+    """Return how many bytes the KV cache needs if every client has one text in it."""
     return concurrency * (capacity + _SPARE_TOKENS) * bytes_per_token(config.output_stack, dtype)
 
 

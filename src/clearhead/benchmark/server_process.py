@@ -144,7 +144,7 @@ class ServerProcess(ServingEngine):
         self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
 
     def _idle_connection(self) -> socket.socket | None:
-        """Return an idle connection that the server has not closed, or None: llama.cpp closes one after each stream."""
+        """Return an idle connection that is still open, or None. llama.cpp's server closes each after its stream."""
         while self.idle:
             connection = self.idle.pop()
             if not is_closed_by_peer(connection):

@@ -63,12 +63,12 @@ class StreamedRequest:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the server closed a reused connection without answering, so that the request must be sent again."""
+        """Whether the server closed a reused connection without an answer. The request must then be sent again."""
         return self.is_reused and self.is_closed and not any(data for _, data in self.parts)
 
     @property
     def is_kept(self) -> bool:
-        """Whether another request can be sent on the connection, once the answer is complete."""
+        """Whether the connection can be used for another request. Ask only when the answer is complete."""
         if self.is_closed:
             return False
         head = b"".join(data for _, data in self.parts).partition(b"\r\n\r\n")[0]
@@ -88,7 +88,7 @@ class StreamedRequest:
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Return whether the server has closed an idle connection. The socket must be non-blocking."""
+    """Return whether the server has closed an idle connection, whose socket must be in non-blocking mode."""
     try:
         return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:  # there is nothing to read

@@ -21,7 +21,7 @@ _UNLIMITED = 2**62
 
 @dataclass(slots=True)  # not frozen: there is one for each token, and frozen fields are set slowly
 class Piece:
-    """What events add to a text: characters, the tokens that they consist of, or its end."""
+    """New characters of a text, the scores of new tokens if they are asked for, and the reason when it ends."""
 
     index: int
     text: str = ""
@@ -57,7 +57,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self._sequence = TokenSequence(request.prompt, request.options, source=request.source)
         self._output = TextOutput(tokenizer, self._sequence)
-        self._decodes_singly = bool(request.options.stop or visible)  # what follows a token may depend on its text
+        # Tokens are decoded one by one if the text may end after any of them, or if special tokens stand between them.
+        self._decodes_singly = bool(request.options.stop or visible)
         self._tokenizer = tokenizer
         self._echo = echo  # None once it has been returned
         self._num_characters = len(echo or "")
@@ -70,7 +71,10 @@ class Choice:
         return len(self._sequence.tokens)
 
     def push(self, events: Sequence[Event]) -> Piece:
-        """Return what events add together. Those after a stop string are ignored: the engine does not know it."""
+        """Return what these events add to the text, as one piece.
+
+        A stop string ends the text, but the engine does not look for it and may go on; later events are ignored.
+        """
         text, scores = "", list[TokenScore]()
         for event in events:
             if event.prompt is not None or self._echo is not None:

@@ -145,9 +145,10 @@ class Job:
             self._end()
 
     def _push(self, index: int, arrivals: Sequence[Arrival], pieces: list[Piece]) -> None:
-        """Add to `pieces` what the events of one text add, unless it has ended already, after a stop string.
+        """Turn the events of one text into a piece and append it to `pieces`.
 
-        Raise ApiError if it did not end normally.
+        If a stop string has ended the text before, the events are ignored. Raise ApiError if the engine reports an
+        error or an abort.
         """
         choice, reason = self.choices[index], arrivals[-1][1].finish_reason
         has_failed = reason in ("error", "aborted")
